@@ -1,0 +1,322 @@
+"""Allocations: how a budget of bytes is split over layers.
+
+An allocation is a path: a vector of K (one a layer) that grows element by element with one
+number, the bytes a model of the sizes gives it. The model (geometric gaps) only steers; `fit`
+walks the path with exact sizes.
+
+- `uniform` (Kimad): one ratio rho, K_i = max(floor, floor(rho d_i)).
+- `hull` (fast Kimad+): the lower convex hull of each layer's (bytes, squared error) points,
+  spent in the order of slope. On convex points greedy is optimal at every vertex (Lagrange),
+  and real tables of TopK errors are convex but for padding and the step to dense.
+
+(algorithms.md, section 4: Kimad, Kimad+. The paper's Kimad+ is a dynamic programme over 50
+ratios; the hull reaches within 0.2 % of its dual bound in a fortieth of its time.)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.registry import Registry
+from compression.selection import SMALL
+
+Counts = NDArray[np.int64]
+POINTS = 48  # K values of a layer between its floor and its size
+TABLE_SAMPLE = 1 << 15
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sizes:
+    """The layers a budget is split over; every array has shape (L,), L compressed layers.
+
+    Args:
+        d: elements.
+        itemsize: bytes a value takes on the wire.
+        floor: least K; cap: largest K.
+    """
+
+    d: Counts
+    itemsize: Counts
+    floor: Counts
+    cap: Counts
+
+
+class Path(Protocol):
+    """K vectors ordered by one number."""
+
+    @property
+    def least(self) -> float:
+        """Modelled bytes of the floor."""
+
+    @property
+    def most(self) -> float:
+        """Modelled bytes of the cap."""
+
+    def counts(self, size: float) -> Counts:
+        """K of each layer, shape (L,), at this many modelled bytes; never falls as `size` grows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ErrorTable:
+    """Squared error of TopK at every K: sum of the d - K smallest squares.
+
+    Args:
+        counts: how many elements stay out, ascending from 0 to d, shape (n,).
+        errors: sum of their squares (float64), shape (n,).
+    """
+
+    counts: NDArray[np.float64]
+    errors: NDArray[np.float64]
+
+    def at(self, k: NDArray[Any], d: int) -> NDArray[np.float64]:
+        """Error at each of these K; linear between the points."""
+        return np.interp(d - k.astype(np.float64), self.counts, self.errors)
+
+
+def error_table(x: NDArray[Any]) -> ErrorTable:
+    """Exact table of a layer of at most 64 Ki elements, else one estimated from 32 Ki strided samples.
+
+    Squares are added from the small end in float64: the total minus the largest would lose
+    the small errors that matter.
+    """
+    stride = 1 if x.size <= SMALL else max(1, x.size // TABLE_SAMPLE)
+    wide = np.sort(np.abs(x[::stride])).astype(np.float64)
+    errors = np.zeros(wide.size + 1, dtype=np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses what is not finite
+        np.cumsum(wide * wide, out=errors[1:])
+    scale = x.size / max(1, wide.size)
+    return ErrorTable(np.arange(wide.size + 1, dtype=np.float64) * scale, errors * np.float64(scale))
+
+
+def refined_table(table: ErrorTable, d: int, magnitudes: NDArray[Any], rest_sq: float) -> ErrorTable:
+    """The table made exact where the n largest magnitudes are known; the rest is scaled to meet it."""
+    wide = np.sort(magnitudes).astype(np.float64)
+    exact = np.cumsum(wide * wide) + rest_sq
+    out = d - wide.size
+    below = table.counts < out
+    meet = float(np.interp(out, table.counts, table.errors))
+    scale = rest_sq / meet if meet > 0 else 0.0
+    counts = np.concatenate((table.counts[below], [out], out + 1.0 + np.arange(wide.size)))
+    return ErrorTable(counts, np.concatenate((table.errors[below] * scale, [rest_sq], exact)))
+
+
+def modelled_bytes(k: NDArray[Any], d: NDArray[Any], itemsize: NDArray[Any]) -> NDArray[np.float64]:
+    """Expected bytes of a record with a random support; arrays that broadcast together.
+
+    Gaps of a random support are geometric; a rice code with parameter r spends
+    r + 1 / (1 - (1 - K/d)**(2**r)) bits on each.
+    """
+    wide = np.maximum(d, 1).astype(np.float64)
+    share = np.clip(k / wide, 1e-15, 1 - 1e-12)
+    log_miss = np.log1p(-share)
+    start = np.maximum(0.0, np.floor(np.log2(np.log(2.0) / -log_miss)))
+    bits = np.full(share.shape, np.inf)
+    for r in (np.maximum(0.0, start - 1), start, start + 1):
+        bits = np.minimum(bits, r - 1.0 / np.expm1(np.exp2(r) * log_miss))
+    lead = 3.0 + np.maximum(0.0, np.floor(np.log2(np.maximum(k, 1)) / 7))
+    sparse = lead + np.where(k > 0, 2.0 + k * (bits / 8 + itemsize), 0.0)
+    size: NDArray[np.float64] = np.minimum(sparse, 2.0 + d * itemsize)
+    return size
+
+
+class _Uniform:
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        longest = float(max(int(sizes.d.max(initial=1)), 2))
+        ratios = np.concatenate(([0.0], np.geomspace(0.5 / longest, 1.0, 512)))
+        counts = self._at(ratios[:, None])
+        totals = modelled_bytes(counts, sizes.d, sizes.itemsize).sum(axis=1)
+        totals = np.maximum.accumulate(totals)
+        first = np.concatenate((totals[1:] > totals[:-1], [True]))
+        self._ratios, self._totals = ratios[first], totals[first]
+        self.least, self.most = float(totals[0]), float(totals[-1])
+
+    def _at(self, ratio: Any) -> Counts:
+        counts: Counts = np.floor(ratio * self._sizes.d).astype(np.int64)
+        return np.minimum(np.maximum(counts, self._sizes.floor), self._sizes.cap)
+
+    def counts(self, size: float) -> Counts:
+        if size >= self.most:
+            return self._at(1.0)
+        if size <= self.least:
+            return self._at(0.0)
+        return self._at(float(np.interp(size, self._totals, self._ratios)))
+
+
+def uniform(sizes: Sizes, tables: Sequence[ErrorTable]) -> Path:
+    """Kimad: one ratio for all layers. The tables are not used."""
+    return _Uniform(sizes)
+
+
+class _Hull:
+    def __init__(self, sizes: Sizes, tables: Sequence[ErrorTable]) -> None:
+        self._first = sizes.floor.copy()
+        layers: list[int] = []
+        before: list[int] = []
+        after: list[int] = []
+        spent: list[float] = []
+        slopes: list[float] = []
+        self.least = 0.0
+        for layer, table in enumerate(tables):
+            low, high, d = int(sizes.floor[layer]), int(sizes.cap[layer]), int(sizes.d[layer])
+            grid = np.geomspace(max(low, 1), max(high, 1), POINTS) if high > low else np.array([high])
+            k = np.unique(np.concatenate(([low], np.ceil(grid), [high])).astype(np.int64).clip(low, high))
+            size = modelled_bytes(k, sizes.d[layer : layer + 1], sizes.itemsize[layer : layer + 1])
+            full = size >= 2.0 + d * int(sizes.itemsize[layer])
+            if high == d and bool(full.any()):  # dense sends all values: the first dense point has no error
+                at = int(np.argmax(full))
+                k, size = np.append(k[:at], d), size[: at + 1]
+            kept = _lower_hull(size.tolist(), table.at(k, d).tolist())
+            self.least += float(size[0])
+            for a, b in itertools.pairwise(kept):
+                layers.append(layer)
+                before.append(int(k[a[0]]))
+                after.append(int(k[b[0]]))
+                spent.append(b[1] - a[1])
+                slopes.append((a[2] - b[2]) / (b[1] - a[1]))
+        order = np.argsort(-np.array(slopes), kind="stable")
+        self._layers = np.array(layers, dtype=np.int64)[order]
+        self._before = np.array(before, dtype=np.int64)[order]
+        self._after = np.array(after, dtype=np.int64)[order]
+        self._spent = np.array(spent)[order]
+        self._ends = np.cumsum(self._spent)
+        self._last = sizes.cap
+        self.most = self.least + (float(self._ends[-1]) if order.size else 0.0)
+
+    def counts(self, size: float) -> Counts:
+        if size >= self.most:
+            return self._last.copy()
+        counts = self._first.copy()
+        left = max(0.0, size - self.least)
+        whole = int(np.searchsorted(self._ends, left, side="right"))
+        np.maximum.at(counts, self._layers[:whole], self._after[:whole])
+        if whole < self._ends.size and left > 0:
+            begun = left - (float(self._ends[whole - 1]) if whole else 0.0)
+            step = (self._after[whole] - self._before[whole]) * (begun / self._spent[whole])
+            at = self._layers[whole]
+            counts[at] = max(counts[at], self._before[whole] + int(step))
+        return counts
+
+
+def _lower_hull(sizes: Sequence[float], errors: Sequence[float]) -> list[tuple[int, float, float]]:
+    """Vertices (position, size, error) of the lower convex hull, from the first point on; sizes ascend."""
+    hull: list[tuple[int, float, float]] = []
+    for at, (size, error) in enumerate(zip(sizes, errors, strict=True)):
+        if hull and size <= hull[-1][1]:
+            if len(hull) == 1 or error >= hull[-1][2]:
+                continue
+            hull.pop()
+        while len(hull) > 1:
+            (_, size_a, error_a), (_, size_b, error_b) = hull[-2], hull[-1]
+            if (error_a - error_b) * (size - size_b) > (error_b - error) * (size_b - size_a):
+                break
+            hull.pop()
+        hull.append((at, size, error))
+    return hull
+
+
+def hull(sizes: Sizes, tables: Sequence[ErrorTable]) -> Path:
+    """Fast Kimad+: convex hulls of the layers' (bytes, squared error) points, greedy by slope."""
+    return _Hull(sizes, tables)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One way to split a budget.
+
+    Args:
+        id: not on the wire; keeps the registry's order.
+        name: name in a configuration.
+        tables: needs a table of errors for each layer (else it gets none).
+        path: (sizes, tables) -> path.
+    """
+
+    id: int
+    name: str
+    tables: bool
+    path: Callable[[Sizes, Sequence[ErrorTable]], Path]
+
+
+ALLOCATIONS: Registry[Allocation] = Registry("allocation")
+UNIFORM = ALLOCATIONS.register(Allocation(0, "uniform", False, uniform))
+HULL = ALLOCATIONS.register(Allocation(1, "hull", True, hull))
+
+
+def fit(path: Path, total: Callable[[Counts], int], budget_bytes: int) -> tuple[Counts, bool]:
+    """The K vector on the path whose exact size is just within a budget.
+
+    A bracketed secant on the path; where the path jumps, the jump is taken one element at a
+    time, layer by layer, so that the result ends within 0.4 % below the budget unless even
+    one element more does not fit.
+
+    Args:
+        path: an allocation's.
+        total: exact bytes of the message at a K vector; never falls as K grows.
+        budget_bytes: what the message may take.
+
+    Returns:
+        (K of each layer, True), or (the floor, False) when not even that fits.
+    """
+    enough = budget_bytes - budget_bytes * 4 // 1000
+    aim = budget_bytes - budget_bytes * 2 / 1000
+    low: tuple[float, Counts, int] | None = None
+    high: tuple[float, Counts, int] | None = None
+    at = min(max(aim, path.least), path.most)
+    for step in range(48):
+        counts = path.counts(at)
+        size = total(counts)
+        if size > budget_bytes:
+            if at <= path.least:
+                return counts, False
+            high = (at, counts, size)
+        elif size >= enough or at >= path.most:
+            return counts, True
+        else:
+            low = (at, counts, size)
+        if low is None:
+            at = path.least if step >= 8 else max(path.least, at * aim / size - (step > 1) * at / 8)
+        elif high is None:
+            at = path.most if step >= 6 else min(path.most, at * aim / max(size, 1) + step * at / 4)
+        else:
+            if int((high[1] - low[1]).sum()) <= 1:
+                return low[1], True
+            width = high[0] - low[0]
+            if step > 16 or width < 1e-3:
+                break
+            guess = (aim - low[2]) / (high[2] - low[2]) if step % 4 != 3 else 0.5
+            at = low[0] + width * min(max(guess, 0.02), 0.98)
+    if low is None or high is None:
+        raise AssertionError("the walk along an allocation's path did not bracket the budget")
+    return _fill(low, high, total, budget_bytes, enough), True
+
+
+def _fill(
+    low: tuple[float, Counts, int],
+    high: tuple[float, Counts, int],
+    total: Callable[[Counts], int],
+    budget_bytes: int,
+    enough: int,
+) -> Counts:
+    """Between a K vector that fits and a larger one that does not: one element after the other."""
+    steps = high[1] - low[1]
+    before = np.cumsum(steps) - steps
+    fits, over = 0, int(steps.sum())
+    best, size_low, size_high = low[1], low[2], high[2]
+    turn = 0
+    while over - fits > 1 and size_low < enough:
+        share = (budget_bytes - size_low) / max(1, size_high - size_low) if turn % 3 != 2 else 0.5
+        middle = min(max(fits + int((over - fits) * share), fits + 1), over - 1)
+        counts = low[1] + np.clip(middle - before, 0, steps)
+        size = total(counts)
+        if size <= budget_bytes:
+            fits, best, size_low = middle, counts, size
+        else:
+            over, size_high = middle, size
+        turn += 1
+    return best

@@ -1,0 +1,445 @@
+"""From an update and a budget to one message: select, allocate, round, encode.
+
+The budget counts every byte of the payload. A message ends within 1 % below it, unless all
+that is not zero fits, or it is shorter than 4 kB, or an element limit (`ratio`) binds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression import allocation as al
+from compression.allocation import ALLOCATIONS, Counts, ErrorTable, Sizes
+from compression.errors import ConfigError, LayoutError, UpdateError
+from compression.indices import rice_bytes_bound
+from compression.layout import Layer, Layout
+from compression.operators import OPERATORS
+from compression.selection import Candidates, candidates, largest, sum_squares
+from compression.values import VALUES, ValueCoding, coding_for
+from compression.wire import (
+    Header,
+    Item,
+    LayerUpdate,
+    Record,
+    dense_record_bytes,
+    encode,
+    first_non_finite,
+    header_bytes,
+    sparse_record_bytes,
+    varint_bytes,
+)
+
+AUTO, NATIVE_NAME = "auto", "native"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """What a client does to an update.
+
+    Args:
+        operator: name in `OPERATORS`.
+        allocation: name in `ALLOCATIONS`; used when there is a budget.
+        values: name in `VALUES`, "native" (the layer's own width) or "auto" (bf16 for topk,
+            native for identity). A layer never gets a wider coding than its own dtype.
+        ratio: most that is kept of each layer, in (0, 1]; without a budget, exactly that.
+        floor: least K of every non-empty layer (EF21 needs alpha > 0 in each).
+
+    Raises:
+        ConfigError: all problems together.
+    """
+
+    operator: str = "topk"
+    allocation: str = "hull"
+    values: str = AUTO
+    ratio: float | None = None
+    floor: int = 1
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        for check in (lambda: OPERATORS[self.operator], lambda: ALLOCATIONS[self.allocation], self._check_values):
+            try:
+                check()
+            except ConfigError as error:
+                problems += error.problems
+        if self.ratio is not None and not 0 < self.ratio <= 1:
+            problems.append(f"ratio {self.ratio} is outside (0, 1]; leave it out to spend the budget")
+        if self.floor < 1:
+            problems.append(f"floor {self.floor} is below 1; a layer that never sends anything never converges")
+        if problems:
+            raise ConfigError(problems)
+
+    def _check_values(self) -> None:
+        if self.values not in (AUTO, NATIVE_NAME):
+            VALUES[self.values]
+
+    def coding(self, layer: Layer) -> ValueCoding:
+        """How values of this layer are written."""
+        name = OPERATORS[self.operator].values if self.values == AUTO else self.values
+        return coding_for(name, layer.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compressed:
+    """A message and what it cost.
+
+    Per-layer tuples have one entry for each compressed layer in layout order.
+
+    Args:
+        payload: the message.
+        updates: exactly what `decode(layout, payload).updates` gives.
+        kept: values sent (d when dense).
+        ratios: kept / d; 1 for an empty layer.
+        error_sq: ||x - C(x)||^2 with the rounding of values, float64.
+        norm_sq: ||x||^2, float64.
+        budget_bytes: as given; None means none.
+        miss: the smallest legal message, and it is longer than the budget.
+        everything_fits: every non-zero element was sent.
+        alpha: worst contraction factor over the layers, (1 - delta) alpha(K, d), with
+            delta = roundoff**2 of the value coding; what EF21's step size may rely on.
+    """
+
+    payload: bytes
+    updates: tuple[LayerUpdate, ...]
+    kept: tuple[int, ...]
+    ratios: tuple[float, ...]
+    error_sq: tuple[float, ...]
+    norm_sq: tuple[float, ...]
+    budget_bytes: int | None
+    miss: bool
+    everything_fits: bool
+    alpha: float
+
+
+class _Work:
+    """One compressed layer while its K is being chosen: candidates and sizes, found once."""
+
+    __slots__ = ("coding", "d", "dense", "found", "layer", "sizes", "support", "x")
+
+    def __init__(self, layer: Layer, x: NDArray[Any], coding: ValueCoding) -> None:
+        self.layer, self.x, self.coding, self.d = layer, x, coding, layer.size
+        self.dense = dense_record_bytes(self.d, coding.itemsize)
+        self.found: Candidates | None = None
+        self.sizes: dict[int, int] = {}
+        self.support: tuple[int, NDArray[np.int64]] | None = None
+
+    def must_be_dense(self, k: int) -> bool:
+        """Even if all K were neighbours, one bit each, sparse would not be smaller."""
+        return 3 + varint_bytes(k) + (k + 7) // 8 + k * self.coding.itemsize >= self.dense
+
+    def prepare(self, k: int, slack: float) -> Candidates:
+        """Candidates for at least min(k, non-zero) elements.
+
+        Raises:
+            UpdateError: an element is not finite, or too large for its square.
+        """
+        if self.found is None or (self.found.indices.size < k and not self.found.complete):
+            found = candidates(self.x, min(k, self.d), slack=slack)
+            norm_sq = found.rest_sq + sum_squares(found.magnitudes)
+            if not math.isfinite(norm_sq):
+                _refuse(self.layer, self.x)
+            self.found = found
+        return self.found
+
+    def top(self, k: int) -> NDArray[np.int64]:
+        """Ascending positions of the min(k, non-zero) largest."""
+        if self.support is None or self.support[0] != k:
+            found = self.prepare(k, 4.0)
+            self.support = (k, found.indices[largest(found.magnitudes, k)])
+        return self.support[1]
+
+    def size(self, k: int) -> int:
+        """Exact bytes of this layer's record at K."""
+        if k not in self.sizes:
+            if self.must_be_dense(k):
+                nonzero = int(np.count_nonzero(self.x)) if self.found is None or not self.found.complete else k
+                self.sizes[k] = self.dense if self.must_be_dense(min(k, nonzero)) else self._sparse(k)
+            else:
+                self.sizes[k] = self._sparse(k)
+        return self.sizes[k]
+
+    def _sparse(self, k: int) -> int:
+        return min(self.dense, sparse_record_bytes(self.top(k), self.d, self.coding.itemsize))
+
+    def update(self, k: int) -> tuple[LayerUpdate, float, float]:
+        """(what is sent at K, its squared error, squared norm of the layer)."""
+        if self.size(k) >= self.dense:
+            return self.all()
+        support = self.top(k)
+        found = self.prepare(k, 4.0)
+        exact = self.x[support]
+        values = self.coding.round(exact)
+        dropped = np.ones(found.indices.size, dtype=np.bool_)
+        dropped[np.searchsorted(found.indices, support)] = False
+        error_sq = found.rest_sq + sum_squares(found.magnitudes[dropped]) + _error_sq(exact, values)
+        return LayerUpdate(support, values), error_sq, found.rest_sq + sum_squares(found.magnitudes)
+
+    def all(self) -> tuple[LayerUpdate, float, float]:
+        """The same for a dense record."""
+        norm_sq = sum_squares(self.x)
+        if not math.isfinite(norm_sq):
+            _refuse(self.layer, self.x)
+        rounded = self.coding.round(self.x)
+        lossless = self.coding.itemsize == self.layer.itemsize
+        return LayerUpdate(None, rounded), 0.0 if lossless else _error_sq(self.x, rounded), norm_sq
+
+    def everything(self, k: int) -> bool:
+        """All non-zero elements are sent at K."""
+        if self.size(k) >= self.dense:
+            return True
+        found = self.prepare(k, 4.0)
+        return found.complete and k >= found.indices.size
+
+
+def _error_sq(exact: NDArray[Any], rounded: NDArray[Any]) -> float:
+    total = 0.0
+    for start in range(0, exact.size, 1 << 16):
+        part = slice(start, start + (1 << 16))
+        total += sum_squares(exact[part].astype(np.float64) - rounded[part].astype(np.float64))
+    return total
+
+
+def _refuse(layer: Layer, x: NDArray[Any]) -> None:
+    found = first_non_finite(x)
+    if found:
+        raise UpdateError(layer.name, found[0], f"{found[1]}; such a value must not enter a memory")
+    at = int(np.argmax(np.abs(x)))
+    raise UpdateError(layer.name, at, f"{x[at]}: the layer's squared norm is beyond float64; scale the update down")
+
+
+def _checked(layout: Layout, difference: Sequence[NDArray[Any]]) -> list[Layer]:
+    layers = [layout.layers[at] for at in layout.compressed]
+    if len(difference) != len(layers):
+        raise LayoutError(f"{len(difference)} arrays for {len(layers)} compressed layers")
+    for layer, x in zip(layers, difference, strict=True):
+        if x.shape != (layer.size,):
+            raise UpdateError(layer.name, None, f"shape {x.shape}, expected the flat ({layer.size},)")
+        if x.dtype.name != layer.dtype:
+            raise UpdateError(layer.name, None, f"dtype {x.dtype.name}, expected {layer.dtype}")
+    return layers
+
+
+_Sent = list[tuple[LayerUpdate, float, float]]
+
+
+def _send(works: Sequence[_Work], counts: Counts) -> _Sent:
+    return [work.update(int(k)) for work, k in zip(works, counts, strict=True)]
+
+
+def _total(works: Sequence[_Work], counts: Counts, base: int) -> int:
+    return base + sum(work.size(int(k)) for work, k in zip(works, counts, strict=True))
+
+
+def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, budget_bytes: int) -> tuple[Counts, _Sent]:
+    """K of each layer within a budget (the floor when not even that fits), and what is sent."""
+
+    def total(counts: Counts) -> int:
+        return _total(works, counts, base)
+
+    def prepare(counts: Counts) -> None:
+        for work, k in zip(works, counts, strict=True):
+            if not work.must_be_dense(int(k)):
+                work.prepare(int(k) + int(k) // 8 + 8, 0.0)
+
+    shifted = max(0, budget_bytes - base)
+    even = al.UNIFORM.path(sizes, ())
+    chosen = ALLOCATIONS[scheme.allocation]
+    if not chosen.tables:
+        path = even if chosen is al.UNIFORM else chosen.path(sizes, ())
+        prepare(path.counts(shifted))
+        counts, _ = al.fit(_Shifted(path, base), total, budget_bytes)
+        return counts, _send(works, counts)
+    tables = [_table(work) for work in works]
+    first = chosen.path(sizes, tables)
+    prepare(np.maximum(first.counts(shifted), even.counts(shifted)))
+    refined = [_refined(work, table) for work, table in zip(works, tables, strict=True)]
+    counts, fits = al.fit(_Shifted(chosen.path(sizes, refined), base), total, budget_bytes)
+    sent = _send(works, counts)
+    if not fits:
+        return counts, sent
+    even_counts, _ = al.fit(_Shifted(even, base), total, budget_bytes)
+    even_sent = _send(works, even_counts)
+    if math.fsum(e for _, e, _ in even_sent) < math.fsum(e for _, e, _ in sent):
+        return even_counts, even_sent
+    return counts, sent
+
+
+def _table(work: _Work) -> ErrorTable:
+    table = al.error_table(work.x)
+    if not math.isfinite(float(table.errors[-1])):
+        _refuse(work.layer, work.x)
+    return table
+
+
+def _refined(work: _Work, table: ErrorTable) -> ErrorTable:
+    found = work.found
+    if found is None or work.d + 1 == table.counts.size:
+        return table
+    return al.refined_table(table, work.d, found.magnitudes, found.rest_sq)
+
+
+class _Shifted:
+    """A path whose number counts the bytes outside the compressed layers, too."""
+
+    def __init__(self, path: al.Path, base: int) -> None:
+        self._path, self._base = path, base
+        self.least, self.most = path.least + base, path.most + base
+
+    def counts(self, size: float) -> Counts:
+        return self._path.counts(size - self._base)
+
+
+def compress(
+    layout: Layout,
+    header: Header,
+    difference: Sequence[NDArray[Any]],
+    whole: Mapping[str, NDArray[Any]] | None,
+    scheme: Scheme,
+    budget_bytes: int | None,
+) -> Compressed:
+    """Compress u - h into one message.
+
+    Args:
+        layout: agreed layout.
+        header: of the message.
+        difference: u - h, flat, one for each compressed layer in layout order.
+        whole: all whole layers by name; None leaves them out of this message.
+        scheme: operator, allocation, values.
+        budget_bytes: most that the payload may take; None for no budget.
+
+    Returns:
+        The payload is never longer than the budget, unless `miss`: then it is the smallest
+        legal message (K = floor everywhere). Elements that are exactly zero are not sent.
+
+    Raises:
+        UpdateError: NaN, Inf, or a wrong shape or dtype, naming the layer and the element.
+        LayoutError: wrong number of arrays, missing whole layers, or a foreign header.
+    """
+    layers = _checked(layout, difference)
+    works = [_Work(layer, x, scheme.coding(layer)) for layer, x in zip(layers, difference, strict=True)]
+    operator = OPERATORS[scheme.operator]
+    base = header_bytes(header) + sum(
+        dense_record_bytes(layout.layers[at].size, layout.layers[at].itemsize) if whole is not None else 2
+        for at in layout.whole
+    )
+    d = np.array([work.d for work in works], dtype=np.int64)
+    floor = np.minimum(d, scheme.floor)
+    cap = d
+    if not operator.adaptive:
+        floor = d
+    elif scheme.ratio is not None:
+        cap = np.maximum(floor, np.floor(scheme.ratio * d).astype(np.int64))
+    counts = cap
+    if operator.adaptive and works and budget_bytes is not None and _exceeds(scheme, works, cap, base, budget_bytes):
+        sizes = Sizes(d, np.array([work.coding.itemsize for work in works], dtype=np.int64), floor, cap)
+        counts, sent = _choose(works, sizes, base, scheme, budget_bytes)
+    elif operator.adaptive:
+        sent = _send(works, counts)
+    else:
+        sent = [work.all() for work in works]
+    updates = tuple(update for update, _, _ in sent)
+    payload = encode(layout, header, _items(layout, works, updates, whole, scheme))
+    complete = [not operator.adaptive or work.everything(int(k)) for work, k in zip(works, counts, strict=True)]
+    kept = tuple(update.values.size for update in updates)
+    miss = budget_bytes is not None and len(payload) > budget_bytes
+    return Compressed(
+        payload=payload,
+        updates=updates,
+        kept=kept,
+        ratios=tuple(k / work.d if work.d else 1.0 for k, work in zip(kept, works, strict=True)),
+        error_sq=tuple(error_sq for _, error_sq, _ in sent),
+        norm_sq=tuple(norm_sq for _, _, norm_sq in sent),
+        budget_bytes=budget_bytes,
+        miss=miss,
+        everything_fits=all(complete) and not miss,
+        alpha=min(
+            (
+                _kept_after_rounding(work) * (1.0 if done else operator.alpha(k, work.d))
+                for work, k, done in zip(works, kept, complete, strict=True)
+            ),
+            default=1.0,
+        ),
+    )
+
+
+def _exceeds(scheme: Scheme, works: Sequence[_Work], cap: Counts, base: int, budget_bytes: int) -> bool:
+    """The largest choice does not fit; a ratio's is tried exactly, else only where it costs no selection."""
+    if scheme.ratio is None and not all(work.must_be_dense(work.d) for work in works):
+        return True
+    if scheme.ratio is None:
+        return base + sum(work.dense for work in works) > budget_bytes
+    return _total(works, cap, base) > budget_bytes
+
+
+def _kept_after_rounding(work: _Work) -> float:
+    return 1.0 if work.coding.itemsize == work.layer.itemsize else 1.0 - work.coding.roundoff**2
+
+
+def _items(
+    layout: Layout,
+    works: Sequence[_Work],
+    updates: Sequence[LayerUpdate],
+    whole: Mapping[str, NDArray[Any]] | None,
+    scheme: Scheme,
+) -> list[Item]:
+    operator = OPERATORS[scheme.operator]
+    items: list[Item] = [None] * len(layout.layers)
+    for at, work, update in zip(layout.compressed, works, updates, strict=True):
+        items[at] = Record(operator, work.coding, update)
+    if whole is not None:
+        missing = [layout.layers[at].name for at in layout.whole if layout.layers[at].name not in whole]
+        if missing:
+            raise LayoutError(f"whole layers are missing: {', '.join(map(repr, missing))}")
+        for at in layout.whole:
+            items[at] = whole[layout.layers[at].name]
+    return items
+
+
+def guaranteed_alpha(layout: Layout, scheme: Scheme) -> float:
+    """The worst contraction factor any round of this scheme can have: K = floor in the largest layer.
+
+    Deterministic, known before training; the rounding factor holds for values in the normal
+    range of the coding (bf16: 1.2e-38 to 3.4e38).
+    """
+    operator = OPERATORS[scheme.operator]
+    worst = 1.0
+    for at in layout.compressed:
+        layer = layout.layers[at]
+        coding = scheme.coding(layer)
+        exact = 1.0 if coding.itemsize == layer.itemsize else 1.0 - coding.roundoff**2
+        worst = min(worst, exact * operator.alpha(min(scheme.floor, layer.size), layer.size))
+    return worst
+
+
+def smallest_bytes(layout: Layout, header: Header, values: str = "bf16", *, floor: int = 1, whole: bool = True) -> int:
+    """A budget of this size is never missed: most bytes the smallest legal message can take.
+
+    Args:
+        layout: agreed layout.
+        header: of the message.
+        values: name in `VALUES` or "native".
+        floor: least K of a layer.
+        whole: the layers that travel whole are in this message.
+
+    Returns:
+        bytes; the true smallest message depends on the support and may be a few bytes shorter.
+    """
+    total = header_bytes(header)
+    for layer in layout.layers:
+        if layer.whole:
+            total += dense_record_bytes(layer.size, layer.itemsize) if whole else 2
+            continue
+        k, itemsize = min(floor, layer.size), coding_for(values, layer.dtype).itemsize
+        sparse = 2 + varint_bytes(k) + rice_bytes_bound(k, layer.size) + k * itemsize
+        total += min(sparse, dense_record_bytes(layer.size, itemsize))
+    return total
+
+
+def dense_bytes_on_wire(layout: Layout, header: Header) -> int:
+    """Exact bytes of the uncompressed message at the layers' own dtypes, whole layers included."""
+    return header_bytes(header) + sum(dense_record_bytes(layer.size, layer.itemsize) for layer in layout.layers)

@@ -1,0 +1,63 @@
+"""The one feedback engine of both ends: EF21, DIANA and the plain compressors between them.
+
+    client: d = C(u - h), h += rate * d          server: mirror += rate * d, total += weight * d
+
+(algorithms.md, section 3: EF21 is rate 1, DIANA is rate alpha.) The arithmetic is part of
+the specification, because the client's memory and the server's mirror must stay equal bit by
+bit on unlike hardware: the rate is cast to the layer's dtype, multiplied and rounded, then
+added and rounded, element by element; never a fused multiply-add, never a matmul, never
+`torch.add(alpha=)`. Only operators and indexing are used, so memories may be NumPy arrays or
+torch tensors on any device, and torch is not imported here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.wire import LayerUpdate
+
+Memory = TypeVar("Memory", bound=Any)
+
+
+def difference(u: Memory, h: Memory) -> Memory:
+    """What an update differs from its memory by: u - h, rounded once in their dtype; shape (d,)."""
+    result: Memory = u - h
+    return result
+
+
+def move(h: Any, update: LayerUpdate, rate: float = 1.0) -> None:
+    """Move a memory in place: h[i] = h[i] + rate * v[i] where the update has a value.
+
+    Args:
+        h: flat memory of one layer, shape (d,), a NumPy array or a torch tensor.
+        update: decoded update in the same dtype.
+        rate: 1 for EF21, alpha for DIANA; cast to the layer's dtype before use.
+
+    Raises:
+        TypeError: the dtypes differ; adding would round differently on the two ends.
+        ValueError: a dense update has another shape.
+    """
+    values = update.values
+    if str(h.dtype).removeprefix("torch.") != values.dtype.name:
+        raise TypeError(f"the memory is {h.dtype}, the update {values.dtype.name}")
+    if update.indices is None and tuple(h.shape) != values.shape:
+        raise ValueError(f"the memory has shape {tuple(h.shape)}, the dense update {values.shape}")
+    step: Any = values if isinstance(h, np.ndarray) else h.new_tensor(values)
+    if rate != 1.0:
+        step = step * values.dtype.type(rate).item()
+    if update.indices is None:
+        h += step
+    else:
+        h[update.indices] = h[update.indices] + step
+
+
+def accumulate(total: NDArray[np.float64], update: LayerUpdate, weight: float) -> None:
+    """Add to a server's sum in place: total[i] += weight * v[i], all in float64; shape (d,)."""
+    step = np.float64(weight) * update.values.astype(np.float64)
+    if update.indices is None:
+        total += step
+    else:
+        total[update.indices] += step

@@ -1,0 +1,167 @@
+"""Exact selection of the K largest magnitudes without a sort.
+
+A threshold that almost surely lies below the K-th largest magnitude is read off a strided
+sample; one pass in chunks that stay in cache collects what reaches it; the few candidates
+are then partitioned exactly. When the sample misled, the pass is repeated lower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+CHUNK = 1 << 16  # elements a pass handles at once: the buffers stay in the second-level cache
+SAMPLE = 1 << 15  # strided samples a threshold is read from
+SMALL = 1 << 16  # layers up to this size are partitioned whole
+BLOCK = 1 << 13  # longest dot product: BLAS splits none this short over threads, so sums do not depend on their number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Every element of a vector with magnitude at least some bound.
+
+    Args:
+        indices: ascending positions, int64, shape (n,).
+        magnitudes: their absolute values in the vector's dtype, shape (n,).
+        rest_sq: sum of squares of all other elements (float64); NaN when one of them is NaN.
+        complete: all non-zero elements are among them.
+    """
+
+    indices: NDArray[np.int64]
+    magnitudes: NDArray[Any]
+    rest_sq: float
+    complete: bool
+
+
+def _dot_self(wide: NDArray[np.float64]) -> float:
+    total = 0.0
+    for start in range(0, wide.size, BLOCK):
+        block = wide[start : start + BLOCK]
+        total += float(np.dot(block, block))
+    return total
+
+
+def sum_squares(x: NDArray[Any]) -> float:
+    """Sum of squares in float64, in an order that no number of threads changes; x has shape (d,)."""
+    total = 0.0
+    buffer = np.empty(min(CHUNK, x.size), dtype=np.float64)
+    for start in range(0, x.size, CHUNK):
+        chunk = x[start : start + CHUNK]
+        wide = buffer[: chunk.size]
+        np.copyto(wide, chunk)
+        total += _dot_self(wide)
+    return total
+
+
+def _lower_bound(x: NDArray[Any], k: int, slack: float) -> float:
+    """A magnitude that about k elements reach; `slack` standard deviations on the low side."""
+    if x.size <= SMALL:
+        magnitudes = np.abs(x)
+        return float(np.partition(magnitudes, x.size - k)[x.size - k])
+    sample = np.abs(x[:: max(1, x.size // SAMPLE)])
+    mean = k * sample.size / x.size
+    rank = int(mean + slack * (mean + 1) ** 0.5) + 1
+    return float(np.partition(sample, sample.size - rank)[sample.size - rank]) if rank < sample.size else 0.0
+
+
+def collect(x: NDArray[Any], bound: float, *, squares: bool = True) -> Candidates:
+    """All elements with |x| >= bound in one pass; zeros only when bound < 0.
+
+    Args:
+        x: one-dimensional float array, shape (d,).
+        bound: smallest magnitude to collect; 0 collects all non-zero elements.
+        squares: also add up the squares of the rest (else rest_sq is 0).
+    """
+    tiny = np.finfo(x.dtype).smallest_subnormal
+    least = x.dtype.type(bound) if bound < 0 else max(x.dtype.type(bound), tiny)
+    size = min(CHUNK, x.size)
+    magnitude, reached, wide = np.empty(size, x.dtype), np.empty(size, np.bool_), np.empty(size, np.float64)
+    positions: list[NDArray[np.int64]] = []
+    values: list[NDArray[Any]] = []
+    rest_sq = 0.0
+    for start in range(0, x.size, CHUNK):
+        chunk = x[start : start + CHUNK]
+        n = chunk.size
+        here, hit = magnitude[:n], reached[:n]
+        np.abs(chunk, out=here)
+        np.greater_equal(here, least, out=hit)
+        found = np.flatnonzero(hit)
+        values.append(here[found])
+        if squares:
+            rest = wide[:n]
+            np.copyto(rest, here)
+            rest[found] = 0.0
+            rest_sq += _dot_self(rest)
+        found += start
+        positions.append(found)
+    if not positions:
+        return Candidates(np.empty(0, np.int64), np.empty(0, x.dtype), 0.0, True)
+    return Candidates(
+        np.concatenate(positions).astype(np.int64, copy=False), np.concatenate(values), rest_sq, bool(least <= tiny)
+    )
+
+
+def candidates(x: NDArray[Any], k: int, *, slack: float = 4.0, squares: bool = True) -> Candidates:
+    """A superset of the k largest magnitudes, or all non-zero elements when there are fewer.
+
+    Args:
+        x: finite one-dimensional float array, shape (d,).
+        k: how many are wanted, k >= 0.
+        slack: standard deviations by which the sampled bound is lowered.
+        squares: see `collect`.
+    """
+    if k <= 0 or x.size == 0:
+        rest = sum_squares(x) if squares else 0.0
+        return Candidates(np.empty(0, np.int64), np.empty(0, x.dtype), rest, x.size == 0)
+    wanted = min(k, x.size)
+    while True:
+        bound = _lower_bound(x, wanted, slack)
+        if bound != bound:  # a NaN came up: nothing below has a meaning, and the caller sees it in rest_sq
+            return Candidates(np.empty(0, np.int64), np.empty(0, x.dtype), float("nan"), False)
+        found = collect(x, bound, squares=squares)
+        if found.indices.size >= min(k, x.size) or found.complete:
+            return found
+        wanted, slack = min(2 * wanted, x.size), 2 * slack
+
+
+def largest(magnitudes: NDArray[Any], k: int) -> NDArray[np.int64]:
+    """Ascending positions of the k largest of these magnitudes; the lowest position wins ties."""
+    n = magnitudes.size
+    if k >= n:
+        return np.arange(n, dtype=np.int64)
+    if k <= 0:
+        return np.empty(0, dtype=np.int64)
+    kth = np.partition(magnitudes, n - k)[n - k]
+    keep = magnitudes >= kth
+    extra = int(np.count_nonzero(keep)) - k
+    if extra:
+        keep[np.flatnonzero(magnitudes == kth)[-extra:]] = False
+    return np.flatnonzero(keep).astype(np.int64, copy=False)
+
+
+def topk_indices(x: NDArray[Any], k: int) -> NDArray[np.int64]:
+    """Ascending positions of exactly min(k, d) entries of largest magnitude.
+
+    Among equal magnitudes the lowest position wins; -0.0 equals 0.0. Never a full sort.
+
+    Args:
+        x: finite one-dimensional float array, shape (d,).
+        k: how many, k >= 0.
+
+    >>> topk_indices(np.array([1.0, -3.0, 0.0, 3.0, -3.0]), 2)
+    array([1, 3])
+    """
+    if x.ndim != 1:
+        raise ValueError(f"expected one dimension, got shape {x.shape}")
+    k = min(k, x.size)
+    if k <= 0:
+        return np.empty(0, dtype=np.int64)
+    if x.size <= SMALL:
+        return largest(np.abs(x), k)
+    found = candidates(x, k, squares=False)
+    if found.indices.size < k:
+        found = collect(x, -1.0, squares=False)
+    return found.indices[largest(found.magnitudes, k)]

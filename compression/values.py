@@ -1,0 +1,121 @@
+"""Value codings: how one kept value becomes bytes.
+
+| id | name | bytes | unit roundoff |
+|----|------|-------|---------------|
+| 0  | fp64 | 8     | 2**-53        |
+| 1  | fp32 | 4     | 2**-24        |
+| 2  | bf16 | 2     | 2**-8         |
+| 15 | (raw bytes of a whole layer; not a coding)  |
+
+All little-endian. Rounding is to nearest, ties to even; a finite value beyond the largest
+finite one of the coding becomes that largest one, never infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.registry import Registry
+
+RAW = 15
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ValueCoding:
+    """One way to write values.
+
+    Args:
+        id: low nibble of a record's coding byte.
+        name: name in a configuration.
+        itemsize: bytes a value.
+        roundoff: largest relative error of a value in its normal range.
+        encode: finite float array (n,) -> n * itemsize bytes.
+        decode: (bytes, n, dtype name) -> new array (n,) in that dtype.
+    """
+
+    id: int
+    name: str
+    itemsize: int
+    roundoff: float
+    encode: Callable[[NDArray[Any]], bytes]
+    decode: Callable[[Buffer, int, str], NDArray[Any]]
+
+    def round(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The values as the decoder will see them, in their own dtype; shape (n,)."""
+        if self.itemsize >= values.dtype.itemsize:
+            return values.copy()
+        return self.decode(self.encode(values), values.size, values.dtype.name)
+
+
+def _to_float32(values: NDArray[Any]) -> NDArray[np.float32]:
+    if values.dtype == np.float32:
+        return values
+    limit = float(np.finfo(np.float32).max)
+    narrow: NDArray[np.float32] = np.clip(values, -limit, limit).astype(np.float32)
+    return narrow
+
+
+def _float32_bits_round_to_odd(values: NDArray[Any]) -> NDArray[np.uint32]:
+    """Bits of float32 for a second rounding; inexact float64 goes toward zero with the last bit set."""
+    narrow = _to_float32(values)
+    bits = narrow.view(np.uint32)
+    if values.dtype == np.float32:
+        return bits
+    bits = bits - (np.abs(narrow.astype(np.float64)) > np.abs(values)).astype(np.uint32)
+    odd: NDArray[np.uint32] = bits | (narrow.astype(np.float64) != values).astype(np.uint32)
+    return odd
+
+
+def _encode_bf16(values: NDArray[Any]) -> bytes:
+    bits = _float32_bits_round_to_odd(np.ascontiguousarray(values))
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    rounded -= (rounded & np.uint32(0x7FFF)) == np.uint32(0x7F80)  # rounded up past the largest finite value
+    return rounded.astype("<u2").tobytes()
+
+
+def _decode_bf16(data: Buffer, n: int, dtype: str) -> NDArray[Any]:
+    bits = np.frombuffer(data, dtype="<u2", count=n).astype(np.uint32) << np.uint32(16)
+    return bits.view(np.float32).astype(dtype, copy=False)
+
+
+def _encode_fp32(values: NDArray[Any]) -> bytes:
+    return _to_float32(values).astype("<f4", copy=False).tobytes()
+
+
+def _decode_fp32(data: Buffer, n: int, dtype: str) -> NDArray[Any]:
+    return np.frombuffer(data, dtype="<f4", count=n).astype(dtype)
+
+
+def _encode_fp64(values: NDArray[Any]) -> bytes:
+    return values.astype("<f8", copy=False).tobytes()
+
+
+def _decode_fp64(data: Buffer, n: int, dtype: str) -> NDArray[Any]:
+    return np.frombuffer(data, dtype="<f8", count=n).astype(dtype)
+
+
+VALUES: Registry[ValueCoding] = Registry("value coding")
+FP64 = VALUES.register(ValueCoding(0, "fp64", 8, 2.0**-53, _encode_fp64, _decode_fp64))
+FP32 = VALUES.register(ValueCoding(1, "fp32", 4, 2.0**-24, _encode_fp32, _decode_fp32))
+BF16 = VALUES.register(ValueCoding(2, "bf16", 2, 2.0**-8, _encode_bf16, _decode_bf16))
+
+NATIVE = {"float32": FP32, "float64": FP64}
+
+
+def coding_for(name: str, dtype: str) -> ValueCoding:
+    """The named coding ("native": the dtype's own), never wider than the dtype itself.
+
+    Raises:
+        ConfigError: there is no such coding.
+    """
+    native = NATIVE[dtype]
+    if name == "native":
+        return native
+    coding = VALUES[name]
+    return coding if coding.itemsize <= native.itemsize else native
