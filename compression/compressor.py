@@ -36,6 +36,7 @@ from compression.wire import (
 )
 
 AUTO, NATIVE_NAME = "auto", "native"
+SLACK = 2.5  # standard deviations a sampled bound is lowered by: a few more candidates against a rare second pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class _Work:
         self.dense = dense_record_bytes(self.d, coding.itemsize)
         self.found: Candidates | None = None
         self.sizes: dict[int, int] = {}
-        self.support: tuple[int, NDArray[np.int64]] | None = None
+        self.support: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def must_be_dense(self, k: int) -> bool:
         """Even if all K were neighbours, one bit each, sparse would not be smaller."""
@@ -146,12 +147,13 @@ class _Work:
             self.found = found
         return self.found
 
-    def top(self, k: int) -> NDArray[np.int64]:
-        """Ascending positions of the min(k, non-zero) largest."""
+    def top(self, k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The min(k, non-zero) largest: ascending positions in the layer, and among the candidates."""
         if self.support is None or self.support[0] != k:
-            found = self.prepare(k, 4.0)
-            self.support = (k, found.indices[largest(found.magnitudes, k)])
-        return self.support[1]
+            found = self.prepare(k, SLACK)
+            places = largest(found.magnitudes, k)
+            self.support = (k, found.indices[places], places)
+        return self.support[1], self.support[2]
 
     def size(self, k: int) -> int:
         """Exact bytes of this layer's record at K."""
@@ -164,18 +166,27 @@ class _Work:
         return self.sizes[k]
 
     def _sparse(self, k: int) -> int:
-        return min(self.dense, sparse_record_bytes(self.top(k), self.d, self.coding.itemsize))
+        return min(self.dense, sparse_record_bytes(self.top(k)[0], self.d, self.coding.itemsize))
+
+    def goes_dense(self, k: int) -> bool:
+        """A sparse record would be no smaller at K; its exact size is taken only when that is close."""
+        if k not in self.sizes:
+            r = max(0, (self.d // max(1, k)).bit_length() - 1)
+            bound = 15 + (k * (r + 1) + ((self.d - k) >> r)) // 8 + k * self.coding.itemsize
+            if 0 < k < self.d and bound < self.dense:
+                return False
+        return self.size(k) >= self.dense
 
     def update(self, k: int) -> tuple[LayerUpdate, float, float]:
         """(what is sent at K, its squared error, squared norm of the layer)."""
-        if self.size(k) >= self.dense:
+        if self.goes_dense(k):
             return self.all()
-        support = self.top(k)
-        found = self.prepare(k, 4.0)
+        support, places = self.top(k)
+        found = self.prepare(k, SLACK)
         exact = self.x[support]
         values = self.coding.round(exact)
         dropped = np.ones(found.indices.size, dtype=np.bool_)
-        dropped[np.searchsorted(found.indices, support)] = False
+        dropped[places] = False
         error_sq = found.rest_sq + sum_squares(found.magnitudes[dropped]) + _error_sq(exact, values)
         return LayerUpdate(support, values), error_sq, found.rest_sq + sum_squares(found.magnitudes)
 
@@ -190,10 +201,12 @@ class _Work:
 
     def everything(self, k: int) -> bool:
         """All non-zero elements are sent at K."""
-        if self.size(k) >= self.dense:
+        if self.goes_dense(k):
             return True
-        found = self.prepare(k, 4.0)
-        return found.complete and k >= found.indices.size
+        found = self.prepare(k, SLACK)
+        if k < found.indices.size:
+            return False
+        return found.complete or (found.rest_sq == 0.0 and int(np.count_nonzero(self.x)) <= k)
 
 
 def _error_sq(exact: NDArray[Any], rounded: NDArray[Any]) -> float:
@@ -244,7 +257,7 @@ def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, bud
     def prepare(counts: Counts) -> None:
         for work, k in zip(works, counts, strict=True):
             if not work.must_be_dense(int(k)):
-                work.prepare(int(k) + int(k) // 8 + 8, 0.0)
+                work.prepare(int(k) + int(k) // 16 + 8, 1.5)
 
     shifted = max(0, budget_bytes - base)
     even = al.UNIFORM.path(sizes, ())

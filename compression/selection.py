@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 1 << 16  # elements a pass handles at once: the buffers stay in the second-level cache
-SAMPLE = 1 << 15  # strided samples a threshold is read from
-SMALL = 1 << 16  # layers up to this size are partitioned whole
+SAMPLE = 1 << 15  # most strided samples a threshold is read from; at least a sixteenth of a layer is
+SMALL = 1 << 13  # layers up to this size are partitioned whole
 BLOCK = 1 << 13  # longest dot product: BLAS splits none this short over threads, so sums do not depend on their number
 
 
@@ -37,11 +37,14 @@ class Candidates:
 
 
 def _dot_self(wide: NDArray[np.float64]) -> float:
+    """Sum of squares; blocks of BLOCK in order, and what is left over last."""
+    whole = wide.size - wide.size % BLOCK
     total = 0.0
-    for start in range(0, wide.size, BLOCK):
-        block = wide[start : start + BLOCK]
-        total += float(np.dot(block, block))
-    return total
+    if whole:
+        blocks = wide[:whole].reshape(-1, 1, BLOCK)
+        total = sum(np.matmul(blocks, blocks.transpose(0, 2, 1)).ravel().tolist())
+    rest = wide[whole:]
+    return total + float(np.dot(rest, rest))
 
 
 def sum_squares(x: NDArray[Any]) -> float:
@@ -61,7 +64,7 @@ def _lower_bound(x: NDArray[Any], k: int, slack: float) -> float:
     if x.size <= SMALL:
         magnitudes = np.abs(x)
         return float(np.partition(magnitudes, x.size - k)[x.size - k])
-    sample = np.abs(x[:: max(1, x.size // SAMPLE)])
+    sample = np.abs(x[:: max(16, x.size // SAMPLE)])
     mean = k * sample.size / x.size
     rank = int(mean + slack * (mean + 1) ** 0.5) + 1
     return float(np.partition(sample, sample.size - rank)[sample.size - rank]) if rank < sample.size else 0.0

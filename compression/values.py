@@ -74,9 +74,14 @@ def _float32_bits_round_to_odd(values: NDArray[Any]) -> NDArray[np.uint32]:
 
 def _encode_bf16(values: NDArray[Any]) -> bytes:
     bits = _float32_bits_round_to_odd(np.ascontiguousarray(values))
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
-    rounded -= (rounded & np.uint32(0x7FFF)) == np.uint32(0x7F80)  # rounded up past the largest finite value
-    return rounded.astype("<u2").tobytes()
+    wide = bits >> np.uint32(16)
+    wide &= np.uint32(1)
+    wide += np.uint32(0x7FFF)
+    wide += bits
+    wide >>= np.uint32(16)
+    rounded = wide.astype("<u2")
+    rounded -= (rounded & np.uint16(0x7FFF)) == np.uint16(0x7F80)  # rounded up past the largest finite value
+    return rounded.tobytes()
 
 
 def _decode_bf16(data: Buffer, n: int, dtype: str) -> NDArray[Any]:

@@ -348,16 +348,14 @@ def _encode_record(layer: Layer, record: Record) -> list[bytes]:
     stream = coding.encode(values)
     if coding.itemsize < layer.itemsize and not np.array_equal(coding.decode(stream, values.size, layer.dtype), values):
         raise UpdateError(layer.name, None, f"values are not rounded to {coding.name}; apply coding.round first")
-    if support is not None and sparse_record_bytes(support, d, coding.itemsize) >= dense_record_bytes(
-        d, coding.itemsize
-    ):
-        full = np.zeros(d, dtype=layer.dtype)
-        full[support] = values
-        support, stream = None, coding.encode(full)
     if support is None:
         return [bytes((record.operator.id, ix.DENSE << 4 | coding.id)), stream]
-    lead = bytes((record.operator.id, ix.RICE << 4 | coding.id)) + _varint(support.size)
-    return [lead, ix.encode_rice(support, d), stream]
+    count, index_stream = _varint(support.size), ix.encode_rice(support, d)
+    if 2 + len(count) + len(index_stream) + len(stream) >= dense_record_bytes(d, coding.itemsize):
+        full = np.zeros(d, dtype=layer.dtype)
+        full[support] = values
+        return [bytes((record.operator.id, ix.DENSE << 4 | coding.id)), coding.encode(full)]
+    return [bytes((record.operator.id, ix.RICE << 4 | coding.id)), count, index_stream, stream]
 
 
 def encode(layout: Layout, header: Header, items: Sequence[Item]) -> bytes:
