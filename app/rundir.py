@@ -30,7 +30,7 @@ from compression.errors import ConfigError, StateError
 __all__ = ["ROW_FIELDS", "DenseStopped", "Row", "RunDir", "count", "read_rows", "summarise", "write_atomic"]
 
 Row = Mapping[str, Any]
-DenseStopped = Literal["target", "time limit", "none"]
+DenseStopped = Literal["target", "time limit", "round limit", "none"]
 
 ROW_FIELDS = frozenset(
     {

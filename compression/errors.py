@@ -90,6 +90,7 @@ def unknown_name(what: str, got: str, valid: Iterable[str]) -> str:
     "unknown operator 'topkk': expected one of identity, topk; did you mean 'topk'?"
     """
     names = sorted(valid)
-    near = difflib.get_close_matches(got, names, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    plain = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(got.lower(), plain, n=1, cutoff=0.5)
+    hint = f"; did you mean {plain[near[0]]!r}?" if near else ""
     return f"unknown {what} {got!r}: expected one of {', '.join(names)}{hint}"

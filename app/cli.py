@@ -1,0 +1,108 @@
+"""The `kimad` command line; `python -m app` in a clone.
+
+kimad run [KEY=VALUE ...] [--config FILE] [--clients N] [--run-dir DIR]
+kimad keys
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from app.config import RunConfig, keys, parse
+from compression.errors import ConfigError, KimadError
+
+RUN_KEYS_PAGE = """# Run keys
+
+Written by `python -m app keys --markdown`. Set them with `flwr run . --run-config "key=value"` (strings
+in quotes), or with one TOML file, `flwr run . --run-config conf/digits.toml`; Flower takes one or the
+other, not both. All are checked before anything runs, and all problems are reported together.
+
+| key | type | default | meaning |
+|---|---|---|---|
+{table}"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status: 0, or 2 for a mistake that the message explains."""
+    parser = argparse.ArgumentParser(prog="kimad", description="Federated training over slow, unequal links.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="run one experiment in this process, without Flower's engine")
+    run.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="run keys; `kimad keys` lists them")
+    run.add_argument("--config", type=Path, help="a TOML file of run keys, as in conf/")
+    run.add_argument("--clients", type=int, default=10, help="number of clients (default 10)")
+    run.add_argument("--run-dir", type=Path, default=Path("runs/in-process"), help="where results go")
+    listing = commands.add_parser("keys", help="list every run key, its default and meaning")
+    listing.add_argument("--markdown", action="store_true", help="as docs/run-keys.md")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.command == "keys":
+            print(keys_page() if arguments.markdown else keys_text(), end="")
+            return 0
+        return _run(arguments)
+    except KimadError as error:
+        print(f"kimad: {error}", file=sys.stderr)
+        return 2
+
+
+def read_settings(settings: Sequence[str], file: Path | None) -> dict[str, Any]:
+    """Run keys from a TOML file, and KEY=VALUE pairs over them (TOML values; a bare word is a string)."""
+    found: dict[str, Any] = {}
+    if file is not None:
+        try:
+            found.update(tomllib.loads(file.read_text(encoding="utf-8")))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"--config {file}: {error}") from error
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"{setting!r} is no setting: expected KEY=VALUE, e.g. time-budget=2.5")
+        try:
+            found[key] = tomllib.loads(f"x = {value}")["x"]
+        except tomllib.TOMLDecodeError:
+            found[key] = value
+    return found
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from app.client_app import app as client_app
+    from app.experiment import run_experiment
+    from app.rundir import RunDir
+    from strategies import InProcessGrid
+
+    config = parse({**read_settings(arguments.settings, arguments.config), "run-dir": str(arguments.run_dir.resolve())})
+    if arguments.clients < 1:
+        raise ConfigError(f"--clients is {arguments.clients}: expected at least 1")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    logging.getLogger("flwr").propagate = False
+    run_dir = RunDir(config.run_dir)
+    grid = InProcessGrid.of_partitions(client_app, arguments.clients, config.as_dict(), run_dir.path / "clients")
+    run_experiment(config, grid, f"in-process-{config.seed}", run_dir)
+    return 0
+
+
+def _key_rows() -> list[tuple[str, str, str, str]]:
+    """(key, type, default, meaning) of every run key."""
+    rows = []
+    for key, field in zip(keys(), RunConfig.model_fields.values(), strict=True):
+        kind = getattr(field.annotation, "__name__", str(field.annotation))
+        default = str(field.default).lower() if kind == "bool" else json.dumps(field.default)
+        rows.append((key, kind, default, field.description or ""))
+    return rows
+
+
+def keys_text() -> str:
+    """Every run key on a line of its own."""
+    return "".join(f"{key:20} {kind:6} {default:12} {text}\n" for key, kind, default, text in _key_rows())
+
+
+def keys_page() -> str:
+    """docs/run-keys.md."""
+    table = "".join(f"| `{key}` | {kind} | `{default}` | {text} |\n" for key, kind, default, text in _key_rows())
+    return RUN_KEYS_PAGE.format(table=table)

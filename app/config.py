@@ -1,0 +1,196 @@
+"""Run keys, parsed once into one frozen object; all problems are reported together.
+
+`[tool.flwr.app.config]` in pyproject.toml lists the same keys with the same defaults (a
+test compares them); `flwr run . --run-config "key=value"` or one TOML file of conf/ changes
+them. Flower checks neither types nor ranges: this module does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bandwidth import LINK_KINDS
+from clients.tasks import TASKS, TrainOptions
+from compression.errors import ConfigError, unknown_name
+from strategies.network import LinkSettings
+from strategies.settings import Settings
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class RunConfig(BaseModel):
+    """Every run key. Names are the keys with underscores; units are in docs/run-keys.md."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_kebab, allow_inf_nan=False)
+
+    task: str = Field("digits", description="built-in task, or module:attr of your own")
+    seed: int = Field(1, ge=0, lt=2**63, description="seed of every draw of the run")
+    num_rounds: int = Field(200, ge=1, description="most rounds")
+    target_accuracy: float = Field(0.95, ge=0, le=1, description="test accuracy at which the run stops; 0: none")
+    stop_at_target: bool = Field(True, description="whether it stops there")
+    run_dir: str = Field("", description='absolute folder for results; "": ~/.kimad/runs/<run id>')
+
+    operator: str = Field("topk", description="what cuts a message: topk or identity")
+    allocation: str = Field("hull", description="how a budget is split over layers: hull (Kimad+) or uniform (Kimad)")
+    values: str = Field("auto", description="precision of sent values: auto, bf16, fp32, fp64")
+    ratio: float = Field(0.0, ge=0, le=1, description="fixed share of values sent; 0: Kimad's budget from bandwidth")
+    floor: int = Field(1, ge=1, description="fewest values sent of a layer")
+    time_budget: float = Field(2.0, gt=0, description="t: seconds of a round, compute and upload")
+    deadline: float = Field(1.5, ge=0, description="a round waits no longer than this many time budgets; 0: for all")
+    late: str = Field("absorb", description="replies after the deadline: absorb or drop")
+    give_up_after: float = Field(3.0, gt=0, description="time budgets after which a silent client may be asked again")
+    estimator: str = Field("last", description="uplink prediction: last or ewma")
+    initial_rate_bps: float = Field(100_000.0, gt=0, description="uplink rate assumed before the first measurement")
+    max_message_bytes: int = Field(0, ge=0, description="most bytes of one reply; 0: no cap")
+    whole: str = Field("", description="comma-separated patterns of arrays that travel whole (running statistics)")
+    whole_every: int = Field(1, ge=1, description="whole arrays travel every k rounds")
+
+    fraction: float = Field(1.0, gt=0, le=1, description="share of the clients asked in a round")
+    min_clients: int = Field(1, ge=1, description="clients that must be known before the first round")
+    weights: str = Field("examples", description="clients weigh by examples or uniform")
+    server_optimizer: str = Field("SGD", description="class of torch.optim")
+    server_lr: float = Field(1.0, gt=0, description="its learning rate; SGD at 1.0 is FedAvg's step")
+    evaluate: str = Field("server", description="server, clients or none")
+    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
+    durability: str = Field("process", description="client state survives a killed process, or (full) a power cut")
+
+    links: str = Field("cellular", description="simulated links: cellular or constant")
+    uplink_bps_min: float = Field(20_000.0, gt=0, description="mean uplink of the slowest client")
+    uplink_bps_max: float = Field(200_000.0, gt=0, description="mean uplink of the fastest client")
+    downlink_factor: float = Field(4.0, gt=0, description="downlink rate over uplink rate")
+    overhead_s: float = Field(0.05, ge=0, description="fixed seconds of every transfer")
+    compute_s: float = Field(0.5, ge=0, description="modelled compute seconds of a round")
+
+    local_steps: int = Field(5, ge=1, description="local steps a round")
+    batch_size: int = Field(32, ge=1, description="examples a step")
+    local_lr: float = Field(0.1, gt=0, description="local learning rate")
+    dirichlet_alpha: float = Field(0.5, gt=0, description="how alike the clients' labels are; small: unlike")
+
+    dense_run: bool = Field(True, description="whether a dense run over the same links follows, for comparison")
+    dense_local_lr: float = Field(0.1, gt=0, description="its local learning rate")
+    dense_time_factor: float = Field(20.0, gt=0, description="it stops at this many times our run's time")
+
+    def settings(self, experiment: str) -> Settings:
+        """The strategy's settings of this run."""
+        return Settings(
+            experiment=experiment,
+            seed=self.seed,
+            time_budget_s=self.time_budget,
+            deadline_s=self.deadline * self.time_budget or None,
+            late=self.late,
+            give_up_after=self.give_up_after,
+            operator=self.operator,
+            allocation=self.allocation,
+            values=self.values,
+            floor=self.floor,
+            ratio=self.ratio or None,
+            estimator=self.estimator,
+            initial_rate_bps=self.initial_rate_bps,
+            cap_bytes=self.max_message_bytes or None,
+            fraction=self.fraction,
+            min_clients=self.min_clients,
+            weights=self.weights,
+            whole=tuple(p.strip() for p in self.whole.split(",") if p.strip()),
+            whole_every=self.whole_every,
+            server_optimizer=self.server_optimizer,
+            server_lr=self.server_lr,
+            evaluate=self.evaluate,
+            evaluate_every=self.evaluate_every,
+            target_accuracy=self.target_accuracy or None,
+            stop_at_target=self.stop_at_target,
+            durability=self.durability,
+        )
+
+    def link_settings(self) -> LinkSettings:
+        """The simulated network's settings of this run."""
+        return LinkSettings(
+            kind=self.links,
+            uplink_bps_min=self.uplink_bps_min,
+            uplink_bps_max=self.uplink_bps_max,
+            downlink_factor=self.downlink_factor,
+            overhead_s=self.overhead_s,
+            compute_s=self.compute_s,
+            seed=self.seed,
+        )
+
+    def train_options(self) -> TrainOptions:
+        """What a built-in task needs to know of this run."""
+        return TrainOptions(
+            seed=self.seed,
+            local_steps=self.local_steps,
+            batch_size=self.batch_size,
+            local_lr=self.local_lr,
+            dirichlet_alpha=self.dirichlet_alpha,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The effective configuration by run key."""
+        return self.model_dump(by_alias=True)
+
+
+def parse(run_config: Mapping[str, Any]) -> RunConfig:
+    """Check a Flower run configuration.
+
+    Raises:
+        ConfigError: with every problem found: unknown keys, wrong types, values out of
+            range, unknown names, and combinations that cannot work.
+    """
+    problems: list[str] = []
+    wrong: set[str] = set()
+    try:
+        config = RunConfig.model_validate(dict(run_config))
+    except ValidationError as error:
+        for item in error.errors():
+            key = ".".join(str(part) for part in item["loc"])
+            wrong.add(key)
+            if item["type"] == "extra_forbidden":
+                problems.append(unknown_name("run key", key, keys()))
+            else:
+                problems.append(f"{key} is {item['input']!r}: {item['msg']}")
+        rest = {key: value for key, value in run_config.items() if key not in wrong}
+        try:
+            config = RunConfig.model_validate(rest)
+        except ValidationError:  # a rule over several keys
+            raise ConfigError(problems) from None
+    if ":" not in config.task and config.task not in TASKS:
+        problems.append(unknown_name("task", config.task, TASKS) + " (or module:attr of your own)")
+    if config.links not in LINK_KINDS:
+        problems.append(unknown_name("links", config.links, LINK_KINDS))
+    if config.uplink_bps_min > config.uplink_bps_max:
+        problems.append(
+            f"uplink-bps-min is {config.uplink_bps_min:g}, above uplink-bps-max = {config.uplink_bps_max:g}: swap them"
+        )
+    if config.deadline and config.deadline < 1:
+        problems.append(
+            f"deadline is {config.deadline:g} time budgets: every message that uses its budget would be late; "
+            "expected 1 or more, or 0 to wait for all"
+        )
+    if config.run_dir and not os.path.isabs(config.run_dir):
+        problems.append(
+            f"run-dir is {config.run_dir!r}: expected an absolute path, because Flower runs the app from a copy; "
+            f"try {os.path.abspath(config.run_dir)!r}"
+        )
+    try:
+        config.model_copy(update={"deadline": 0.0}).settings("check")
+    except ConfigError as error:
+        problems.extend(error.problems)
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def keys() -> tuple[str, ...]:
+    """All run keys."""
+    return tuple(_kebab(name) for name in RunConfig.model_fields)
+
+
+def default_run_dir(run_id: int) -> Path:
+    """Where results go when run-dir is not set."""
+    return Path.home() / ".kimad" / "runs" / str(run_id)

@@ -1,0 +1,144 @@
+"""One experiment: the main run, the dense run beside it, the summary and the picture.
+
+`flwr run` (app/server_app.py) and the command line (app/cli.py) both end here; they differ
+only in the grid.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.serverapp import Grid
+
+from app import picture, table
+from app.config import RunConfig
+from app.rundir import DenseStopped, RunDir, summarise
+from clients.tasks import Task, TrainOptions, make_task
+from strategies import InProcessGrid, Kimad, SimulatedNetwork
+
+DENSE_MOST_ROUNDS: Final = 5000
+DENSE_NEWS_ROUNDS: Final = 20  # the dense run says something every so many rounds
+Rows = list[dict[str, Any]]
+_log = logging.getLogger("flwr.kimad")
+
+
+def run_experiment(config: RunConfig, grid: Grid, experiment: str, run_dir: RunDir) -> dict[str, Any]:
+    """Train, compare with a dense run over the same links, and write everything to the run directory.
+
+    Args:
+        config: the effective configuration.
+        grid: where the clients are.
+        experiment: id of the run.
+        run_dir: a fresh run directory.
+
+    Returns:
+        The summary, as written to summary.json.
+    """
+    run_dir.write_config(config.as_dict())
+    effective = ", ".join(f"{key}={value!r}" for key, value in sorted(config.as_dict().items()))
+    _log.info("configuration: %s", effective)
+
+    task = make_task(config.task, config.train_options())
+    rows: Rows = []
+    saved = 0
+
+    def on_round(row: dict[str, Any], wall: dict[str, Any]) -> None:
+        nonlocal saved
+        saved += row["uplink_dense_bytes"] - row["uplink_bytes"]
+        rows.append(row)
+        run_dir.append_row(row)
+        run_dir.append_wall(wall)
+        _log.info("%s", table.live_line(row, rounds=config.num_rounds, dense_bytes=row["uplink_dense_bytes"]))
+
+    strategy = Kimad(config.settings(experiment), SimulatedNetwork(config.link_settings()), on_round=on_round)
+    result = strategy.start(
+        grid=grid,
+        initial_arrays=to_record(task.initial_arrays()),
+        num_rounds=config.num_rounds,
+        evaluate_fn=evaluator(task),
+    )
+    run_dir.write_model({name: array.numpy() for name, array in result.arrays.items()})
+
+    dense_rows: Rows | None = None
+    dense_stopped: DenseStopped = "none"
+    if config.dense_run and rows:
+        dense_rows, dense_stopped = run_dense(config, len(strategy.clients), experiment, rows, run_dir.sub("dense"))
+    summary = summarise(
+        rows,
+        dense_rows,
+        target_accuracy=config.target_accuracy,
+        uplink_dense_bytes=sum(row["uplink_dense_bytes"] for row in rows),
+        dense_stopped=dense_stopped,
+    )
+    summary["faults"] = dict(sorted(strategy.counts.items()))
+    drawn = picture.draw(
+        run_dir.path / "accuracy.png",
+        rows,
+        dense_rows,
+        target_accuracy=config.target_accuracy,
+        title=f"{config.task}: {len(strategy.clients)} clients on {config.links} links, "
+        f"{config.uplink_bps_min / 1e3:g} to {config.uplink_bps_max / 1e3:g} kbit/s up",
+        subtitle=f"{config.operator}, {config.allocation}, time budget {config.time_budget:g} s, seed {config.seed}",
+    )
+    run_dir.write_summary(summary)  # last: a summary says that everything else is there
+    for line in table.closing_table(summary).splitlines():
+        _log.info("%s", line)
+    _log.info("results in %s (summary.json, rows.jsonl, %s)", run_dir.path, drawn.name)
+    return summary
+
+
+def run_dense(config: RunConfig, count: int, experiment: str, rows: Rows, run_dir: RunDir) -> tuple[Rows, DenseStopped]:
+    """Train without compression over the same links, in this process, at the dense run's own step.
+
+    It stops at the target, at dense-time-factor times the main run's virtual time, or after DENSE_MOST_ROUNDS.
+    """
+    from app.client_app import app as client_app
+
+    limit_s = config.dense_time_factor * rows[-1]["virtual_s"]
+    dense = config.model_copy(update={"local_lr": config.dense_local_lr, "operator": "identity"})
+    settings = replace(
+        dense.settings(f"{experiment}-dense"), deadline_s=None, stop_at_target=True, stop_after_s=limit_s
+    )
+    dense_rows: Rows = []
+
+    def on_round(row: dict[str, Any], wall: dict[str, Any]) -> None:
+        dense_rows.append(row)
+        run_dir.append_row(row)
+        run_dir.append_wall(wall)
+        if row["round"] % DENSE_NEWS_ROUNDS == 0:
+            _log.info("dense run: %s", table.live_line(row))
+
+    _log.info("dense run over the same links, to the target or %s:", table.human_seconds(limit_s))
+    task = make_task(dense.task, dense.train_options())
+    Kimad(settings, SimulatedNetwork(dense.link_settings()), on_round=on_round).start(
+        grid=InProcessGrid.of_partitions(client_app, count, dense.as_dict(), run_dir.path / "clients"),
+        initial_arrays=to_record(task.initial_arrays()),
+        num_rounds=DENSE_MOST_ROUNDS,
+        evaluate_fn=evaluator(task),
+    )
+    accuracy = dense_rows[-1]["test_accuracy"]
+    if config.target_accuracy > 0 and accuracy is not None and accuracy >= config.target_accuracy:
+        return dense_rows, "target"
+    return dense_rows, "time limit" if dense_rows[-1]["virtual_s"] >= limit_s else "round limit"
+
+
+def to_record(arrays: Mapping[str, np.ndarray[Any, Any]]) -> ArrayRecord:
+    """Arrays as Flower's record."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def evaluator(task: Task) -> Callable[[int, ArrayRecord], MetricRecord]:
+    """The server's evaluation of a task, as Flower's strategies call it."""
+
+    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord(dict(task.test({name: array.numpy() for name, array in arrays.items()})))
+
+    return evaluate
+
+
+__all__ = ["TrainOptions", "evaluator", "run_dense", "run_experiment", "to_record"]

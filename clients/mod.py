@@ -1,0 +1,308 @@
+"""The Flower mod that makes any ClientApp a compressed client.
+
+    app = ClientApp(mods=[kimad_mod])
+
+The user's `train` finds the model under "arrays" and its settings under "config", as from
+any Flower strategy, and returns the trained model under "arrays" and its metrics under
+"metrics" ("num-examples" among them). Everything else - settling, the byte budget, the
+difference to the memory, compression, the durable pending reply - happens here.
+Messages of other strategies pass through untouched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from numpy.typing import NDArray
+
+from bandwidth import Estimate, Sample, make_estimator, uplink_budget_bytes
+from bandwidth.estimators import from_dict, to_dict
+from compression import UP, Compressed, Header, Layout, Scheme, Slot, compress, decode, difference, tag4
+from compression.errors import LayoutError, ProtocolError, UpdateError
+from protocol import (
+    Assignment,
+    ClientStore,
+    Memory,
+    NodeReply,
+    NodeRequest,
+    Pending,
+    Report,
+    is_ours,
+    read_request,
+    settle,
+    write_reply,
+)
+from protocol.messages import with_content
+from protocol.records import ARRAYS, CONFIG
+from protocol.store import default_root
+
+CODINGS: Final = "dense,rice"  # what this client can decode
+NUM_EXAMPLES: Final = "num-examples"
+R = TypeVar("R")
+
+
+def kimad_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Answer one message of the Kimad strategy for every client it names."""
+    if not message.has_content() or not is_ours(message.content):
+        return call_next(message, context)
+    started_s = time.perf_counter()
+    request = read_request(message.content)
+    reports: list[Report] = []
+    payloads: dict[tuple[str, int], bytes] = {}
+    metrics: dict[str, Mapping[str, int | float | list[int] | list[float]]] = {}
+    for assignment in request.assignments:
+        client = assignment.client or client_id(context)
+        store = ClientStore(state_root(context), request.experiment, client, durable=request.durability == "full")
+        answer = _answer(message, context, call_next, request, assignment, store, started_s)
+        reports.append(answer.report)
+        if answer.payload is not None:
+            payloads[client, assignment.part] = answer.payload
+        if answer.metrics:
+            metrics[client] = answer.metrics
+    reply = NodeReply(request.experiment, tuple(reports), payloads=payloads, metrics=metrics)
+    return Message(write_reply(reply), reply_to=message)
+
+
+def client_id(context: Context) -> str:
+    """Stable id: "client-id" of the node's configuration, else its partition, else its node id."""
+    for key in ("client-id", "partition-id"):
+        if (value := context.node_config.get(key)) is not None:
+            return str(value)
+    return f"node-{context.node_id}"
+
+
+def state_root(context: Context) -> Path:
+    """Folder for client state: "state-dir" of the node's configuration, else the default."""
+    configured = context.node_config.get("state-dir")
+    return Path(str(configured)) if configured else default_root()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    report: Report
+    payload: bytes | None = None
+    metrics: Mapping[str, int | float | list[int] | list[float]] | None = None
+
+
+def _answer(
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    request: NodeRequest,
+    assignment: Assignment,
+    store: ClientStore,
+    started_s: float,
+) -> _Answer:
+    """One client's part of a message: settle, and then what the message asks for."""
+    if request.kind == "hello":
+        if request.layout_json is None:
+            raise ProtocolError("bad-record", "a hello without a layout")
+        store.save_layout(Layout.from_json(request.layout_json))
+    layout = store.load_layout()
+    about = Report(
+        client=store.client,
+        status="need-layout",
+        incarnation=assignment.incarnation,
+        round=assignment.round,
+        part=assignment.part,
+        codings=CODINGS,
+        index=_int(context.node_config.get("partition-id")),
+        count=_int(context.node_config.get("num-partitions")),
+    )
+    if layout is None:
+        return _Answer(about)
+    if request.kind == "evaluate":
+        return _evaluate(message, context, call_next, request, layout, about)
+
+    memory = store.load_memory(layout)
+    settled = settle(memory, store.load_pending(), layout, assignment.accepted, assignment.digest)
+    if settled.outcome == "lost":
+        return _Answer(_known(replace(about, status="lost-memory"), memory))
+    memory = _take_sample(settled.memory, request, assignment)
+    about = _known(_estimated(about, memory, request, assignment.now_s), memory)
+    if request.forget:
+        store.forget()
+        return _Answer(replace(about, status="settled"))
+    if memory is not settled.memory or settled.outcome == "accepted":
+        store.save_memory(layout, memory)
+    store.drop_pending()
+    if request.kind in ("hello", "settle"):
+        return _Answer(replace(about, status="hello" if request.kind == "hello" else "settled"))
+    return _train(message, context, call_next, request, assignment, store, layout, memory, about, started_s)
+
+
+def _train(
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    request: NodeRequest,
+    assignment: Assignment,
+    store: ClientStore,
+    layout: Layout,
+    memory: Memory,
+    about: Report,
+    started_s: float,
+) -> _Answer:
+    """Train with the user's code, then cut, encode and store what it changed."""
+    received = model_arrays(request, layout)
+    config = {**request.config, "server-round": assignment.round, "seed": assignment.seed}
+    training_s = time.perf_counter()
+    content = _call_user(message, context, call_next, received, config)
+    now_s = time.perf_counter()
+    compute_s = assignment.compute_s if assignment.compute_s is not None else now_s - training_s
+    elapsed_s = assignment.compute_s if assignment.compute_s is not None else now_s - started_s
+    user_metrics = dict(_only(content.metric_records, "MetricRecord")) if content.metric_records else {}
+    examples = _int(user_metrics.get(NUM_EXAMPLES))
+    budget = budget_bytes(assignment, elapsed_s)
+    about = replace(about, status="update", examples=examples, compute_s=compute_s, budget_bytes=budget)
+    try:
+        trained = {name: array.numpy() for name, array in _only(content.array_records, "ArrayRecord").items()}
+        compressed = _compress(layout, received, trained, memory, request, assignment, budget)
+    except (UpdateError, LayoutError) as error:
+        store.drop_pending()
+        return _Answer(replace(about, status="refused", detail=str(error)), metrics=user_metrics)
+    store.save_pending(Pending(assignment.attempt, compressed.payload))
+    about = replace(about, norm_sq=sum(compressed.norm_sq), error_sq=sum(compressed.error_sq))
+    return _Answer(about, payload=compressed.payload, metrics=user_metrics)
+
+
+def budget_bytes(assignment: Assignment, elapsed_s: float) -> int | None:
+    """The client's own budget, c = B (t - elapsed - a), within the server's cap; None: nothing is cut."""
+    if assignment.rate_bps is None or assignment.time_budget_s is None:
+        return assignment.cap_bytes
+    return uplink_budget_bytes(
+        assignment.rate_bps, assignment.time_budget_s, elapsed_s, assignment.overhead_s, assignment.cap_bytes
+    )
+
+
+def model_arrays(request: NodeRequest, layout: Layout) -> dict[str, NDArray[np.generic]]:
+    """The model in a request's downlink blob, by name and in its shapes."""
+    if request.model is None:
+        raise ProtocolError("bad-record", f"a {request.kind} without a model")
+    decoded = decode(layout, request.model)
+    flat = [update.values for update in decoded.updates if update is not None and update.indices is None]
+    if len(flat) != len(layout.compressed) or len(decoded.whole) != len(layout.whole):
+        raise ProtocolError("bad-record", "the downlink is not a whole model")
+    return layout.join(flat, decoded.whole)
+
+
+def _compress(
+    layout: Layout,
+    received: Mapping[str, NDArray[np.generic]],
+    trained: Mapping[str, NDArray[np.generic]],
+    memory: Memory,
+    request: NodeRequest,
+    assignment: Assignment,
+    budget: int | None,
+) -> Compressed:
+    """C(u - h) of the update u = received - trained, as payload bytes within the budget."""
+    layout.check(trained)
+    before, _ = layout.split(received)
+    after, whole = layout.split(trained)
+    deltas = [difference(difference(b, a), h) for b, a, h in zip(before, after, memory.h, strict=True)]
+    header = Header(
+        kind=UP,
+        layout_digest=layout.digest,
+        experiment=tag4(request.experiment),
+        client=tag4(assignment.client),
+        incarnation=assignment.incarnation,
+        round=assignment.round,
+        part=assignment.part,
+        parts=assignment.part_count,
+        slots=((Slot.H, memory.digest),),
+    )
+    scheme = Scheme(request.operator, request.allocation, request.values, request.ratio, request.floor)
+    return compress(layout, header, deltas, whole if assignment.send_whole else None, scheme, budget)
+
+
+def _call_user(
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    arrays: Mapping[str, NDArray[np.generic]],
+    config: Mapping[str, bool | int | float | str | bytes],
+) -> RecordDict:
+    """Hand the user's code an ordinary Flower message; give back what it returned."""
+    inner = RecordDict(
+        {
+            ARRAYS: ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()}),
+            CONFIG: ConfigRecord(dict(config)),
+        }
+    )
+    reply = call_next(with_content(message, inner), context)
+    if reply.has_error():
+        raise ProtocolError("user-code", f"the app's own code failed: {reply.error.reason}")
+    return reply.content
+
+
+def _evaluate(
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    request: NodeRequest,
+    layout: Layout,
+    about: Report,
+) -> _Answer:
+    """Evaluate with the user's code; no state moves."""
+    content = _call_user(message, context, call_next, model_arrays(request, layout), request.config)
+    metrics = dict(_only(content.metric_records, "MetricRecord")) if content.metric_records else {}
+    return _Answer(replace(about, status="evaluated", examples=_int(metrics.get(NUM_EXAMPLES))), metrics=metrics)
+
+
+def _take_sample(memory: Memory, request: NodeRequest, assignment: Assignment) -> Memory:
+    """Feed the server's measurement of the last upload to the client's own estimator, once."""
+    size, seconds, end_s = assignment.sample_bytes, assignment.sample_seconds, assignment.sample_end_s
+    if size is None or seconds is None or end_s is None or end_s <= memory.last_sample_s:
+        return memory
+    sample = Sample("up", size, seconds, assignment.overhead_s, end_s, "simulated")
+    method = make_estimator(request.estimator)
+    state = from_dict(memory.estimators["up"]) if "up" in memory.estimators else method.init()
+    stored = to_dict(method.update(state, sample))
+    return replace(memory, estimators={**memory.estimators, "up": stored}, last_sample_s=end_s)
+
+
+def _estimated(about: Report, memory: Memory, request: NodeRequest, now_s: float) -> Report:
+    if "up" not in memory.estimators:
+        return about
+    method = make_estimator(request.estimator)
+    estimate: Estimate | None = method.predict(from_dict(memory.estimators["up"]), now_s)
+    if estimate is None:
+        return about
+    return replace(
+        about,
+        up_bps=estimate.rate_bps,
+        up_spread=estimate.spread,
+        up_age_s=estimate.age_s,
+        up_samples=estimate.samples,
+        up_source=estimate.source,
+    )
+
+
+def _known(about: Report, memory: Memory) -> Report:
+    accepted = memory.accepted
+    return replace(
+        about,
+        digest=memory.digest,
+        accepted_incarnation=accepted.incarnation if accepted else 0,
+        accepted_round=accepted.round if accepted else 0,
+    )
+
+
+def _only(records: Mapping[str, R], what: str) -> R:
+    """The one record of its kind in the user's reply."""
+    if len(records) != 1:
+        raise ProtocolError(
+            "user-code", f"the app's train returned {len(records)} {what}s ({', '.join(records)}), expected exactly one"
+        )
+    return next(iter(records.values()))
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

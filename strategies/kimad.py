@@ -1,0 +1,389 @@
+"""The Kimad strategy: every client's message cut to its own measured bandwidth.
+
+    strategy = Kimad(Settings(time_budget_s=2.0), SimulatedNetwork(LinkSettings()))
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=100)
+
+A round, each step in a file of its own: choose clients (choose.py), predict their uplinks
+(predict.py), send (send.py); the clients answer (clients/mod.py); the network delivers
+(network.py), replies are checked and accepted (receive.py, memory.py), the model steps
+(step.py), the row is written (row.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+
+from bandwidth import smallest_time_budget_s
+from compression import Decoded, Layout, dense_bytes_on_wire, smallest_bytes
+from compression.errors import ProtocolError, WireError
+from protocol import write_request
+from strategies.choose import choose
+from strategies.exchange import Exchange, message_for
+from strategies.memory import ServerMemory
+from strategies.network import Network, Sent
+from strategies.predict import Rates
+from strategies.receive import Receiver, Reply
+from strategies.roster import Client, Roster
+from strategies.row import Round, row
+from strategies.send import Sender
+from strategies.settings import Settings
+from strategies.step import ServerOptimizer, combine_whole
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+OnRound = Callable[[dict[str, Any], dict[str, Any]], None]
+_log = logging.getLogger("flwr.kimad")
+
+
+class Kimad(Strategy):
+    """Flower strategy with bandwidth-adaptive compression and EF21 error feedback.
+
+    Args:
+        settings: every setting of the run.
+        network: when replies arrive and by which clock (SimulatedNetwork).
+        on_round: called with each round's row (docs/run-directory.md) and its wall times.
+    """
+
+    def __init__(self, settings: Settings, network: Network[Reply], *, on_round: OnRound | None = None) -> None:
+        self.settings, self.network, self.on_round = settings, network, on_round
+        self.incarnation = 1
+        self.rates = Rates(settings.estimator, settings.initial_rate_bps)
+        self.layout: Layout
+        self.arrays: dict[str, NDArray[np.generic]]
+        self.memory: ServerMemory
+        self.sender: Sender
+        self.receiver: Receiver
+        self.roster: Roster
+        self.dense_reply_bytes: int
+        self._optimizer: ServerOptimizer
+        self._exchange: Exchange
+        self._round: Round
+
+    @property
+    def clients(self) -> dict[str, Client]:
+        """The clients that said hello, by id."""
+        return self.roster.clients
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Faults of peers by kind, and other things worth counting."""
+        return self.receiver.counts + self.rates.counts
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the rounds; as flwr.serverapp.strategy.Strategy.start.
+
+        Args:
+            grid: any Flower grid.
+            initial_arrays: the model; its arrays decide the layout.
+            num_rounds: most rounds; the run may stop earlier (target, stop_after_s).
+            timeout: real seconds to wait for a round's replies.
+            train_config: goes to every client's `train` under "config".
+            evaluate_config: the same for `evaluate`.
+            evaluate_fn: the server's evaluation, called every `evaluate_every` rounds.
+
+        Raises:
+            ConfigError: too few clients answered.
+            LayoutError: the model's arrays cannot form a layout.
+        """
+        self._prepare(grid, initial_arrays)
+        self.summary()
+        result = Result(arrays=initial_arrays)
+        try:
+            self.roster.wait_for_first(timeout)
+            self._warn_of_budgets()
+            for number in range(1, num_rounds + 1):
+                begun_s = time.perf_counter()
+                self.roster.greet()
+                config = train_config or ConfigRecord()
+                sent = self._exchange.push(self.configure_train(number, result.arrays, config, grid))
+                replies = self.roster.take_hellos(self._exchange.collect(sent, timeout))
+                arrays, metrics = self.aggregate_train(number, replies)
+                result.arrays = arrays or result.arrays
+                if metrics is not None:
+                    result.train_metrics_clientapp[number] = metrics
+                trained_s = time.perf_counter()
+                if number % self.settings.evaluate_every == 0 or number == num_rounds:
+                    self._evaluate(number, result, grid, timeout, evaluate_config or ConfigRecord(), evaluate_fn)
+                self._write_row(trained_s - begun_s, time.perf_counter() - begun_s)
+                if self._is_over():
+                    break
+        finally:
+            self._settle_all(grid, timeout)
+        return result
+
+    def _prepare(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
+        """Fix the layout and the starting model, and make the parts of the round."""
+        s = self.settings
+        self.arrays = {name: array.numpy() for name, array in initial_arrays.items()}
+        self.layout = Layout.of(self.arrays, s.whole)
+        self.memory = ServerMemory(self.layout, s.experiment)
+        self.sender = Sender(s, self.layout, self.memory, self.incarnation)
+        self.receiver = Receiver(s.experiment, self.layout, self.memory, s.weights)
+        self.dense_reply_bytes = dense_bytes_on_wire(self.layout, self.sender.header("", 1, slots=True))
+        flat, _ = self.layout.split(self.arrays)
+        self._optimizer = ServerOptimizer(s.server_optimizer, s.server_lr, flat)
+        self._exchange = Exchange(grid)
+        self.roster = Roster(grid, self._exchange, self.sender, self.receiver, self.network)
+
+    def summary(self) -> None:
+        """Log what will be run."""
+        s = self.settings
+        cut = f"fixed ratio {s.ratio:g}" if s.ratio is not None else f"time budget {s.time_budget_s:g} s"
+        _log.info(
+            "Kimad: %s, %s, %s; %d arrays, %d of %d values in the memories, %d bytes dense on the wire",
+            s.operator,
+            s.allocation,
+            "nothing is cut" if s.operator == "identity" else cut,
+            len(self.layout.layers),
+            self.layout.compressed_size,
+            sum(layer.size for layer in self.layout.layers),
+            self.dense_reply_bytes,
+        )
+
+    def _warn_of_budgets(self) -> None:
+        """Say at the start when the time budget cannot hold what must travel."""
+        s = self.settings
+        if s.operator == "identity" or s.ratio is not None:
+            return
+        values = "bf16" if s.values == "auto" else s.values
+        smallest = smallest_bytes(self.layout, self.sender.header("", 1, slots=True), values, floor=s.floor)
+        whole = sum(self.layout.layers[i].nbytes for i in self.layout.whole)
+        needed_s: list[float] = []
+        for client in self.clients:
+            rate = self.network.mean_up_bps(client) or s.initial_rate_bps
+            compute_s, overhead_s = self.network.compute_s(client) or 0.0, self.network.overhead_up_s(client)
+            needed_s.append(smallest_time_budget_s(rate, smallest, compute_s, overhead_s))
+            room = max(0.0, (s.time_budget_s - compute_s - overhead_s) * rate / 8)
+            if whole > room:
+                _log.warning(
+                    "client %s: arrays that travel whole take %d bytes and its budget is about %d: raise time-budget, "
+                    "or set whole-every above %d",
+                    *(client, whole, room, s.whole_every),
+                )
+        short = sum(t > s.time_budget_s for t in needed_s)
+        if short:
+            _log.warning(
+                "time-budget is %g s: too short for the smallest message of %d of %d clients, which will send that "
+                "message and miss it; the smallest workable value is %.4g",
+                *(s.time_budget_s, short, len(needed_s), max(needed_s)),
+            )
+
+    # ---- training ----------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Steps 1 to 3: one message a chosen client, with the model, its attempt and its budget's inputs."""
+        s = self.settings
+        self._round = current = Round(server_round, self.network.now_s())
+        patience_s = s.give_up_after * s.time_budget_s
+        may_not = {c for c, since_s in self.network.under_way().items() if current.start_s - since_s < patience_s}
+        may_not |= {c for c, client in self.clients.items() if client.excluded is not None}
+        chosen = choose(self.clients, may_not, fraction=s.fraction, seed=s.seed, round_=server_round)
+        blob = self.sender.model(self.arrays, server_round)
+        messages: list[Message] = []
+        for client in chosen:
+            known = self.clients[client]
+            self.network.withdraw(client)  # asking again closes the attempt before
+            assignment = self.sender.assignment(client, server_round, self.network, self.rates, known.report.up_bps)
+            self.receiver.open(assignment.attempt)
+            current.asked[client] = assignment
+            if (rate_bps := self.network.true_up_bps(client)) is not None:
+                current.true_up_bps[client] = rate_bps
+            request = self.sender.request("train", (assignment,), model=blob, config=config)
+            messages.append(message_for(grid, write_request(request), "train", known.node_id))
+        current.downlink_bytes = len(blob) * len(messages)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Step 5: take the replies, let the network deliver them, accept them and step."""
+        current = self._round
+        for message in replies:
+            self._take(message, current)
+        for client in current.asked:
+            if client not in current.replies:
+                self.receiver.close(client)
+                current.refused.setdefault(client, "no reply")
+        sent = [Sent(client, len(reply.payload), reply) for client, reply in current.replies.items()]
+        current.end = end = self.network.finish_round(sent, self.settings.deadline_s)
+        arrived = sorted((*end.on_time, *end.from_before), key=lambda a: a.client)
+        for item in arrived:
+            self.rates.measured(item.client, item.transfer.sample)
+        if self.settings.late == "drop":
+            for item in end.late:
+                self.receiver.close(item.client)
+            arrived = list(end.on_time)
+        accepted = [(item.reply, content) for item in arrived if (content := self._accept(item.reply)) is not None]
+        current.accepted = [reply.report.client for reply, _ in accepted]
+        if not accepted:
+            return None, None
+        self._step(accepted)
+        current.train_metrics = self._mean_metrics([reply for reply, _ in accepted])
+        return _record(self.arrays), MetricRecord(dict(current.train_metrics))
+
+    def _take(self, message: Message, current: Round) -> None:
+        try:
+            updates, refusals = self.receiver.take(self.receiver.read(message), current.asked)
+        except ProtocolError as error:
+            self.receiver.fault(error.kind, f"node {message.metadata.src_node_id}: {error.detail}")
+            return
+        current.replies.update(updates)
+        for client, report in refusals.items():
+            current.refused[client] = report.detail or report.status
+            self.receiver.fault(report.status, f"client {client!r}, round {current.number}: {current.refused[client]}")
+            if report.status == "lost-memory":
+                self.clients[client].excluded = "its memory is lost"
+                _log.warning("client %r: its memory is not the one known here; it takes no further part", client)
+        for client, report in ({c: u.report for c, u in updates.items()} | refusals).items():
+            self.clients[client].report = report
+
+    def _accept(self, reply: Reply) -> Decoded | None:
+        """Accept one arrived reply; None, counted and logged, if it is refused."""
+        client = reply.report.client
+        try:
+            return self.receiver.accept(reply)
+        except (WireError, ProtocolError) as error:
+            kind = error.kind if isinstance(error, ProtocolError) else "bad-payload"
+            self.receiver.fault(kind, f"client {client!r}, round {reply.report.round}: {error}")
+            self._round.refused[client] = str(error)
+            return None
+
+    def _step(self, accepted: Sequence[tuple[Reply, Decoded]]) -> None:
+        """x <- optimiser(x, g = S/W); arrays that travel whole become their senders' mean or maximum."""
+        flat, whole = self.layout.split(self.arrays)
+        if self.memory.total_weight > 0:
+            flat = self._optimizer.step(self.memory.mean())
+        weights = [self.memory.client(reply.report.client).weight or 0.0 for reply, _ in accepted]
+        for name in whole:
+            parts = [(w, c.whole[name]) for w, (_, c) in zip(weights, accepted, strict=True) if name in c.whole]
+            if parts:
+                whole[name] = combine_whole(parts)
+        self.arrays = self.layout.join(flat, whole)
+
+    def _mean_metrics(self, replies: Sequence[Reply]) -> dict[str, float]:
+        """Mean of every scalar metric, weighted as the clients are."""
+        weighted = [(self.memory.client(reply.report.client).weight or 0.0, reply) for reply in replies]
+        return _means(weighted)
+
+    # ---- evaluation ----------------------------------------------------------------------
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One message to each client that takes part: the model. Its bytes count as downlink."""
+        usable = sorted(c for c, client in self.clients.items() if client.excluded is None)
+        blob = self.sender.model(self.arrays, server_round)
+        self._round.downlink_bytes += len(blob) * len(usable)
+        messages: list[Message] = []
+        for client in usable:
+            assignment = self.sender.acknowledgement(client, server_round, self.network.now_s())
+            request = self.sender.request("evaluate", (assignment,), model=blob, config=config)
+            messages.append(message_for(grid, write_request(request), "evaluate", self.clients[client].node_id))
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Mean of every metric over the clients that evaluated, by their examples."""
+        taken: list[Reply] = []
+        for message in replies:
+            try:
+                reply = self.receiver.read(message)
+            except ProtocolError as error:
+                self.receiver.fault(error.kind, f"evaluation at node {message.metadata.src_node_id}: {error.detail}")
+                continue
+            nothing = WireError("payload", "an evaluation has none")
+            taken.extend(Reply(r, b"", reply.metrics.get(r.client, {}), nothing) for r in reply.reports)
+        taken.sort(key=lambda reply: reply.report.client)
+        means = _means([(float(reply.report.examples or 0), reply) for reply in taken])
+        return MetricRecord(dict(means)) if means else None
+
+    def _evaluate(
+        self,
+        number: int,
+        result: Result,
+        grid: Grid,
+        timeout: float,
+        config: ConfigRecord,
+        evaluate_fn: EvaluateFn | None,
+    ) -> None:
+        metrics: MetricRecord | None = None
+        if self.settings.evaluate == "server" and evaluate_fn is not None:
+            metrics = evaluate_fn(number, result.arrays)
+            if metrics is not None:
+                result.evaluate_metrics_serverapp[number] = metrics
+        elif self.settings.evaluate == "clients":
+            sent = self._exchange.push(self.configure_evaluate(number, result.arrays, config, grid))
+            metrics = self.aggregate_evaluate(number, self.roster.take_hellos(self._exchange.collect(sent, timeout)))
+            if metrics is not None:
+                result.evaluate_metrics_clientapp[number] = metrics
+        if metrics is not None:
+            self._round.evaluation = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
+
+    # ---- the end ---------------------------------------------------------------------------
+
+    def _write_row(self, train_wall_s: float, round_wall_s: float) -> None:
+        if self.on_round is None:
+            return
+        values = row(
+            self._round,
+            self.layout,
+            time_budget_s=self.settings.time_budget_s,
+            dense_reply_bytes=self.dense_reply_bytes,
+        )
+        self.on_round(values, {"round": self._round.number, "train_s": train_wall_s, "round_s": round_wall_s})
+
+    def _is_over(self) -> bool:
+        s = self.settings
+        accuracy = self._round.evaluation.get("accuracy")
+        if (
+            s.stop_at_target
+            and s.target_accuracy is not None
+            and accuracy is not None
+            and accuracy >= s.target_accuracy
+        ):
+            return True
+        return s.stop_after_s is not None and self.network.now_s() >= s.stop_after_s
+
+    def _settle_all(self, grid: Grid, timeout: float) -> None:
+        """Tell every client what was accepted from it last, so that its memory is settled."""
+        messages: list[Message] = []
+        for client, known in sorted(self.clients.items()):
+            acknowledgement = self.sender.acknowledgement(client, 0, self.network.now_s())
+            request = self.sender.request("settle", (acknowledgement,), forget=self.settings.forget)
+            messages.append(message_for(grid, write_request(request), "train", known.node_id))
+        self._exchange.collect(self._exchange.push(messages), min(timeout, 60.0))
+
+
+def _record(arrays: dict[str, NDArray[np.generic]]) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def _means(weighted: Sequence[tuple[float, Reply]]) -> dict[str, float]:
+    """Weighted mean of every scalar metric over the replies that have it."""
+    sums: dict[str, float] = {}
+    totals: dict[str, float] = {}
+    for weight, reply in weighted:
+        for name, value in reply.metrics.items():
+            if isinstance(value, int | float):
+                sums[name] = sums.get(name, 0.0) + weight * value
+                totals[name] = totals.get(name, 0.0) + weight
+    return {name: sums[name] / totals[name] for name in sums if totals[name] > 0}

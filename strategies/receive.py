@@ -1,0 +1,135 @@
+"""Step 5 of a round: what comes back is read, checked against what was asked, and accepted.
+
+A peer's fault costs that message only: it is counted by kind and logged, and no memory moves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flwr.app import Message
+
+from compression import UP, Decoded, Header, Layout, Slot, decode, tag4
+from compression.errors import ProtocolError, WireError
+from protocol import Assignment, Attempt, NodeReply, Report, read_reply
+from strategies.memory import ServerMemory
+
+Metrics = Mapping[str, int | float | list[int] | list[float]]
+_log = logging.getLogger("flwr.kimad")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One client's reply, as it goes through the network.
+
+    Args:
+        report: what the client says of it.
+        payload: its bytes.
+        metrics: what the user's code returned.
+        content: what the payload decodes to, or why it does not.
+    """
+
+    report: Report
+    payload: bytes
+    metrics: Metrics
+    content: Decoded | WireError
+
+
+class Receiver:
+    """Reads replies, and accepts those that answer an open attempt.
+
+    Args:
+        experiment: id of the run.
+        layout: the agreed layout.
+        memory: moved by accepted replies.
+        weights: "examples" or "uniform".
+    """
+
+    def __init__(self, experiment: str, layout: Layout, memory: ServerMemory, weights: str) -> None:
+        self.experiment, self.layout, self.memory, self.weights = experiment, layout, memory, weights
+        self.counts: Counter[str] = Counter()
+        self._open: dict[str, Attempt] = {}
+
+    def fault(self, kind: str, text: str) -> None:
+        """Count and log one fault of a peer."""
+        self.counts[kind] += 1
+        _log.warning("%s: %s", kind, text)
+
+    def open(self, attempt: Attempt) -> None:
+        """Open an attempt; the client's earlier one is closed by it."""
+        self._open[attempt.client] = attempt
+
+    def close(self, client: str) -> None:
+        """Close a client's attempt: no reply to it is accepted any more."""
+        self._open.pop(client, None)
+
+    def read(self, message: Message) -> NodeReply:
+        """A node's reply.
+
+        Raises:
+            ProtocolError: an error reply, a malformed one, or one of another experiment.
+        """
+        if message.has_error():
+            raise ProtocolError("client-error", f"{message.error.reason or message.error.code}")
+        reply = read_reply(message.content)
+        if reply.experiment != self.experiment:
+            raise ProtocolError("foreign", f"reply of experiment {reply.experiment!r}, expected {self.experiment!r}")
+        return reply
+
+    def take(self, reply: NodeReply, asked: Mapping[str, Assignment]) -> tuple[dict[str, Reply], dict[str, Report]]:
+        """Sort a node's reports: (updates with their payloads, refusals), by client.
+
+        Raises:
+            ProtocolError: a report that answers nothing that was asked.
+        """
+        updates: dict[str, Reply] = {}
+        refusals: dict[str, Report] = {}
+        for report in reply.reports:
+            assignment = asked.get(report.client)
+            if assignment is None or report.attempt != assignment.attempt:
+                raise ProtocolError("stale-attempt", f"an answer to {report.attempt}, which was not asked for")
+            payload = reply.payloads.get((report.client, report.part))
+            if report.status == "update" and payload is not None:
+                metrics = reply.metrics.get(report.client, {})
+                updates[report.client] = Reply(report, payload, metrics, self._decode(payload))
+            else:
+                refusals[report.client] = report
+                self.close(report.client)
+        return updates, refusals
+
+    def accept(self, reply: Reply) -> Decoded:
+        """Check one arrived reply and move the sums by it; callers go in client order.
+
+        Raises:
+            WireError: its payload is not a legal message.
+            ProtocolError: its attempt is closed, or its payload belongs elsewhere.
+        """
+        attempt = reply.report.attempt
+        if self._open.get(attempt.client) != attempt:
+            raise ProtocolError("stale-attempt", f"{attempt} is closed")
+        self.close(attempt.client)
+        if isinstance(reply.content, WireError):
+            raise reply.content
+        self._check(reply.content.header, attempt)
+        examples = reply.report.examples
+        weight = float(examples) if self.weights == "examples" and examples is not None else 1.0
+        self.memory.accept(attempt, reply.payload, reply.content, weight)
+        return reply.content
+
+    def _decode(self, payload: bytes) -> Decoded | WireError:
+        try:
+            return decode(self.layout, payload)
+        except WireError as error:
+            return error
+
+    def _check(self, header: Header, attempt: Attempt) -> None:
+        """The payload must be of this client's attempt, made from the memory known here."""
+        if (header.kind, header.experiment, header.client) != (UP, tag4(self.experiment), tag4(attempt.client)):
+            raise ProtocolError("foreign", "the payload is of another client, experiment or direction")
+        if (header.incarnation, header.round, header.part) != (attempt.incarnation, attempt.round, attempt.part):
+            raise ProtocolError("stale-attempt", f"the payload answers another attempt than {attempt}")
+        if dict(header.slots).get(Slot.H) != self.memory.client(attempt.client).digest:
+            raise ProtocolError("lost-memory", "the payload was made from another memory than the one known here")

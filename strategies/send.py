@@ -1,0 +1,121 @@
+"""Step 3 of a round: the messages that go to nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression import DOWN, UP, Header, Layout, Scheme, Slot, compress, tag4
+from compression.randomness import derived_seed
+from protocol import Assignment, NodeRequest
+from strategies.memory import ServerMemory
+from strategies.network import Network
+from strategies.predict import Rates
+from strategies.settings import Settings
+
+
+class Sender:
+    """Writes requests; everything a client needs to know travels in them.
+
+    Args:
+        settings: the run's settings.
+        layout: the agreed layout.
+        memory: what was accepted from whom.
+        incarnation: how often the server has been started on this run.
+    """
+
+    def __init__(self, settings: Settings, layout: Layout, memory: ServerMemory, incarnation: int) -> None:
+        self.settings, self.layout, self.memory, self.incarnation = settings, layout, memory, incarnation
+
+    def header(self, client: str, round_: int, kind: int = UP, *, slots: bool = False) -> Header:
+        """A header of this run, for sizes and for the downlink; with slots, it names h as an uplink's does."""
+        return Header(
+            kind=kind,
+            layout_digest=self.layout.digest,
+            experiment=tag4(self.settings.experiment),
+            client=tag4(client),
+            incarnation=self.incarnation,
+            round=round_,
+            slots=((Slot.H, bytes(8)),) if slots else (),
+        )
+
+    def model(self, arrays: Mapping[str, NDArray[np.generic]], round_: int) -> bytes:
+        """The dense downlink: the whole model in its own precision; encoded once a round, the same for all."""
+        flat, whole = self.layout.split(arrays)
+        header = self.header("", round_, DOWN)
+        return compress(self.layout, header, flat, whole, Scheme(operator="identity"), None).payload
+
+    def acknowledgement(self, client: str, round_: int, now_s: float) -> Assignment:
+        """What the server accepted from a client so far, and nothing asked."""
+        entry = self.memory.client(client)
+        return Assignment(
+            client=client,
+            incarnation=self.incarnation,
+            round=round_,
+            accepted_incarnation=entry.accepted.incarnation if entry.accepted else 0,
+            accepted_round=entry.accepted.round if entry.accepted else 0,
+            accepted_parts=1 if entry.accepted else 0,
+            digest=entry.digest,
+            now_s=now_s,
+        )
+
+    def assignment(
+        self, client: str, round_: int, network: Network[Any], rates: Rates, reported_bps: float | None
+    ) -> Assignment:
+        """What one client is asked in a round, with the inputs of its own budget."""
+        s = self.settings
+        now_s = network.now_s()
+        known = self.acknowledgement(client, round_, now_s)
+        sample = rates.last_sample(client)
+        adaptive = s.operator != "identity" and s.ratio is None
+        return Assignment(
+            client=client,
+            incarnation=known.incarnation,
+            round=round_,
+            accepted_incarnation=known.accepted_incarnation,
+            accepted_round=known.accepted_round,
+            accepted_parts=known.accepted_parts,
+            digest=known.digest,
+            seed=derived_seed(seed=s.seed, client=client, round_=round_, purpose="train"),
+            time_budget_s=s.time_budget_s if adaptive else None,
+            rate_bps=rates.predict(client, reported_bps, now_s) if adaptive else None,
+            overhead_s=network.overhead_up_s(client),
+            cap_bytes=s.cap_bytes if adaptive else None,
+            compute_s=network.compute_s(client),
+            send_whole=(round_ - 1) % s.whole_every == 0,
+            sample_bytes=sample.nbytes if sample else None,
+            sample_seconds=sample.seconds if sample else None,
+            sample_end_s=sample.at_s if sample else None,
+            now_s=now_s,
+        )
+
+    def request(
+        self,
+        kind: str,
+        assignments: tuple[Assignment, ...],
+        *,
+        model: bytes | None = None,
+        config: Mapping[str, Any] | None = None,
+        forget: bool = False,
+    ) -> NodeRequest:
+        """One message to a node."""
+        s = self.settings
+        return NodeRequest(
+            kind=kind,
+            experiment=s.experiment,
+            assignments=assignments,
+            model=model,
+            layout_json=self.layout.to_json() if kind == "hello" else None,
+            operator=s.operator,
+            allocation=s.allocation,
+            values=s.values,
+            ratio=s.ratio,
+            floor=s.floor,
+            estimator=s.estimator,
+            durability=s.durability,
+            forget=forget,
+            config=dict(config or {}),
+        )

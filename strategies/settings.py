@@ -1,0 +1,132 @@
+"""Every setting of the Kimad strategy, in one frozen object."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from bandwidth import ESTIMATORS
+from compression import Scheme
+from compression.errors import ConfigError, unknown_name
+
+LATE: Final = ("absorb", "drop")
+EVALUATE: Final = ("server", "clients", "none")
+WEIGHTS: Final = ("examples", "uniform")
+DURABILITY: Final = ("process", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of one run; wrong ones raise ConfigError, all problems together.
+
+    Args:
+        experiment: id of the run; client state of another run is never touched.
+        seed: seed of every draw of the run.
+        time_budget_s: t, seconds a round may take each client from receipt to arrival.
+        deadline_s: seconds after which a round no longer waits; None: it waits for all.
+        late: whether a reply after the deadline is absorbed in a later round or dropped.
+        give_up_after: time budgets after which a silent client may be asked again.
+        operator, allocation, values, floor: how messages are cut (compression.Scheme).
+        ratio: a fixed ratio K/d instead of a byte budget; None: Kimad's budget.
+        estimator: how the uplink rate is predicted (bandwidth.ESTIMATORS).
+        initial_rate_bps: uplink rate assumed of a client that was never measured, bit/s.
+        cap_bytes: most bytes of one reply; None: no cap.
+        fraction: share of the known clients asked in a round.
+        min_clients: how many clients must be known before the first round.
+        weights: clients weigh by "examples" or "uniform".
+        whole: fnmatch patterns of arrays that travel whole, outside the memories.
+        whole_every: those and all arrays that are not floating point travel every k rounds.
+        server_optimizer: class of torch.optim applied to the mean update.
+        server_lr: its learning rate; SGD at 1.0 is FedAvg's step.
+        evaluate: on the server's test set, on the clients, or not at all.
+        evaluate_every: rounds between evaluations.
+        target_accuracy: accuracy at which the run may stop; None: none.
+        stop_at_target: whether it stops there.
+        stop_after_s: run-clock seconds after which the run stops; None: never.
+        durability: "process" or "full": whether clients fsync their state.
+        forget: whether clients delete this run's state at its end.
+    """
+
+    experiment: str = "kimad"
+    seed: int = 1
+    time_budget_s: float = 2.0
+    deadline_s: float | None = None
+    late: str = "absorb"
+    give_up_after: float = 3.0
+    operator: str = "topk"
+    allocation: str = "hull"
+    values: str = "auto"
+    floor: int = 1
+    ratio: float | None = None
+    estimator: str = "last"
+    initial_rate_bps: float = 1e6
+    cap_bytes: int | None = None
+    fraction: float = 1.0
+    min_clients: int = 1
+    weights: str = "examples"
+    whole: tuple[str, ...] = ()
+    whole_every: int = 1
+    server_optimizer: str = "SGD"
+    server_lr: float = 1.0
+    evaluate: str = "server"
+    evaluate_every: int = 1
+    target_accuracy: float | None = None
+    stop_at_target: bool = True
+    stop_after_s: float | None = None
+    durability: str = "process"
+    forget: bool = True
+
+    def __post_init__(self) -> None:
+        if problems := self.problems():
+            raise ConfigError(problems)
+
+    def problems(self) -> list[str]:
+        """One sentence for each wrong setting."""
+        found: list[str] = []
+        try:
+            Scheme(self.operator, self.allocation, self.values, self.ratio, self.floor)
+        except ConfigError as error:
+            found.extend(error.problems)
+        names = {
+            "estimator": ESTIMATORS,
+            "late": LATE,
+            "evaluate": EVALUATE,
+            "weights": WEIGHTS,
+            "durability": DURABILITY,
+            "server_optimizer": optimizers(),
+        }
+        for name, valid in names.items():
+            if (got := getattr(self, name)) not in valid:
+                found.append(unknown_name(name.replace("_", "-"), got, valid))
+        for name in ("time_budget_s", "deadline_s", "give_up_after", "initial_rate_bps", "server_lr", "stop_after_s"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                found.append(f"{name} is {value!r}: expected a finite number above 0")
+        if not 0 < self.fraction <= 1:
+            found.append(f"fraction is {self.fraction!r}: expected above 0 and at most 1")
+        if self.target_accuracy is not None and not 0 <= self.target_accuracy <= 1:
+            found.append(f"target_accuracy is {self.target_accuracy!r}: expected between 0 and 1, e.g. 0.95")
+        for name in ("min_clients", "whole_every", "evaluate_every", "cap_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                found.append(f"{name} is {value!r}: expected at least 1")
+        if self.deadline_s is not None and self.deadline_s < self.time_budget_s:
+            found.append(
+                f"deadline_s is {self.deadline_s!r}, below time_budget_s = {self.time_budget_s!r}: every message that "
+                "uses its budget would be late; raise the deadline or lower the time budget"
+            )
+        return found
+
+
+def optimizers() -> tuple[str, ...]:
+    """Names of torch.optim classes that can serve as server optimiser."""
+    classes = vars(torch.optim).items()
+    return tuple(
+        sorted(n for n, c in classes if isinstance(c, type) and issubclass(c, torch.optim.Optimizer) and n not in _NOT)
+    )
+
+
+_NOT: Final = ("Optimizer", "LBFGS", "SparseAdam")  # abstract; needs a closure; needs sparse gradients

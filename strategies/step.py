@@ -1,0 +1,59 @@
+"""Step 5 of a round, second half: the model moves along the mean update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32] | NDArray[np.float64]
+
+
+class ServerOptimizer:
+    """Model parameters on the server and the optimiser that moves them.
+
+    The mean update g = mean of (received - trained) stands where a gradient would, so SGD
+    with learning rate 1 gives x - g: FedAvg's step.
+
+    Args:
+        name: class of torch.optim.
+        lr: learning rate.
+        parameters: flat arrays, one a compressed layer; copied.
+    """
+
+    def __init__(self, name: str, lr: float, parameters: Sequence[FloatArray]) -> None:
+        self._parameters = [torch.nn.Parameter(torch.tensor(p)) for p in parameters]
+        self._optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(self._parameters, lr=lr)
+
+    def step(self, update: Sequence[NDArray[np.float64]]) -> list[FloatArray]:
+        """One step along -g; returns the new parameters, flat, in each layer's dtype."""
+        for parameter, g in zip(self._parameters, update, strict=True):
+            parameter.grad = torch.from_numpy(g).to(parameter.dtype)
+        self._optimizer.step()
+        return [p.detach().numpy().copy() for p in self._parameters]
+
+
+def combine_whole(parts: Sequence[tuple[float, NDArray[np.generic]]]) -> NDArray[np.generic]:
+    """Arrays that travel whole, as the server combines them.
+
+    Args:
+        parts: (weight, array) of each participant, in client order.
+
+    Returns:
+        Integers and booleans: the maximum. Floating point: the weighted mean in float64,
+        or the plain mean when all weights are zero.
+    """
+    arrays = [array for _, array in parts]
+    first = arrays[0]
+    if not np.issubdtype(first.dtype, np.inexact):
+        return np.asarray(np.maximum.reduce(arrays))
+    weights = [w for w, _ in parts]
+    total = sum(weights)
+    shares = [w / total for w in weights] if total > 0 else [1.0 / len(parts)] * len(parts)
+    wide = np.result_type(first.dtype, np.float64)
+    mean = sum(
+        (share * array.astype(wide) for share, array in zip(shares, arrays, strict=True)), np.zeros(first.shape, wide)
+    )
+    return np.asarray(mean.astype(first.dtype))
