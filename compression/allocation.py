@@ -129,7 +129,7 @@ class _Uniform:
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
         longest = float(max(int(sizes.d.max(initial=1)), 2))
-        ratios = np.concatenate(([0.0], np.geomspace(0.5 / longest, 1.0, 160)))
+        ratios = np.concatenate(([0.0], np.geomspace(0.5 / longest, 1.0, 96)))
         counts = self._at(ratios[:, None])
         totals = modelled_bytes(counts, sizes.d, sizes.itemsize).sum(axis=1)
         totals = np.maximum.accumulate(totals)

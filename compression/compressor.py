@@ -120,12 +120,13 @@ class Compressed:
 class _Work:
     """One compressed layer while its K is being chosen: candidates and sizes, found once."""
 
-    __slots__ = ("coding", "d", "dense", "found", "layer", "sizes", "support", "x")
+    __slots__ = ("coding", "d", "dense", "found", "layer", "norm_sq", "sizes", "support", "x")
 
     def __init__(self, layer: Layer, x: NDArray[Any], coding: ValueCoding) -> None:
         self.layer, self.x, self.coding, self.d = layer, x, coding, layer.size
         self.dense = dense_record_bytes(self.d, coding.itemsize)
         self.found: Candidates | None = None
+        self.norm_sq = 0.0
         self.sizes: dict[int, int] = {}
         self.support: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
 
@@ -141,8 +142,8 @@ class _Work:
         """
         if self.found is None or (self.found.indices.size < k and not self.found.complete):
             found = candidates(self.x, min(k, self.d), slack=slack)
-            norm_sq = found.rest_sq + sum_squares(found.magnitudes)
-            if not math.isfinite(norm_sq):
+            self.norm_sq = found.rest_sq + sum_squares(found.magnitudes)
+            if not math.isfinite(self.norm_sq):
                 _refuse(self.layer, self.x)
             self.found = found
         return self.found
@@ -158,15 +159,16 @@ class _Work:
     def size(self, k: int) -> int:
         """Exact bytes of this layer's record at K."""
         if k not in self.sizes:
-            if self.must_be_dense(k):
-                nonzero = int(np.count_nonzero(self.x)) if self.found is None or not self.found.complete else k
-                self.sizes[k] = self.dense if self.must_be_dense(min(k, nonzero)) else self._sparse(k)
+            if self.must_be_dense(k) and self.must_be_dense(min(k, self._nonzero())):
+                self.sizes[k] = self.dense
             else:
-                self.sizes[k] = self._sparse(k)
+                self.sizes[k] = min(self.dense, sparse_record_bytes(self.top(k)[0], self.d, self.coding.itemsize))
         return self.sizes[k]
 
-    def _sparse(self, k: int) -> int:
-        return min(self.dense, sparse_record_bytes(self.top(k)[0], self.d, self.coding.itemsize))
+    def _nonzero(self) -> int:
+        if self.found is not None and self.found.complete:
+            return self.found.indices.size
+        return int(np.count_nonzero(self.x))
 
     def goes_dense(self, k: int) -> bool:
         """A sparse record would be no smaller at K; its exact size is taken only when that is close."""
@@ -188,7 +190,7 @@ class _Work:
         dropped = np.ones(found.indices.size, dtype=np.bool_)
         dropped[places] = False
         error_sq = found.rest_sq + sum_squares(found.magnitudes[dropped]) + _error_sq(exact, values)
-        return LayerUpdate(support, values), error_sq, found.rest_sq + sum_squares(found.magnitudes)
+        return LayerUpdate(support, values), error_sq, self.norm_sq
 
     def all(self) -> tuple[LayerUpdate, float, float]:
         """The same for a dense record."""
@@ -257,7 +259,7 @@ def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, bud
     def prepare(counts: Counts) -> None:
         for work, k in zip(works, counts, strict=True):
             if not work.must_be_dense(int(k)):
-                work.prepare(int(k) + int(k) // 16 + 8, 1.5)
+                work.prepare(int(k) + int(k) // 16 + 8, 2.0)
 
     shifted = max(0, budget_bytes - base)
     even = al.UNIFORM.path(sizes, ())
@@ -304,7 +306,8 @@ class _Shifted:
         self.least, self.most = path.least + base, path.most + base
 
     def counts(self, size: float) -> Counts:
-        return self._path.counts(size - self._base)
+        ends = {self.least: -math.inf, self.most: math.inf}  # subtracting would round past them
+        return self._path.counts(ends.get(size, size - self._base))
 
 
 def compress(

@@ -105,6 +105,9 @@ def rice_bytes_bound(k: int, d: int) -> int:
 
 def _pack(numbers: NDArray[np.int64], r: int) -> bytes:
     """The low r bits of each number, most significant first; eight numbers fill r bytes."""
+    if numbers.size <= 1024:  # few calls matter more than few operations
+        bits = (numbers[:, None] >> np.arange(r - 1, -1, -1)) & 1
+        return np.packbits(bits.astype(np.bool_).reshape(-1)).tobytes()
     groups = -(-numbers.size // 8)
     kind = np.uint16 if r <= 9 else np.uint32 if r <= 25 else np.uint64  # holds r + 7 bits
     padded = np.zeros((groups, 8), dtype=kind)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 1 << 16  # elements a pass handles at once: the buffers stay in the second-level cache
-SAMPLE = 1 << 15  # most strided samples a threshold is read from; at least a sixteenth of a layer is
+SAMPLE = 1 << 15  # most strided samples a threshold is read from
 SMALL = 1 << 13  # layers up to this size are partitioned whole
 BLOCK = 1 << 13  # longest dot product: BLAS splits none this short over threads, so sums do not depend on their number
 
@@ -64,7 +64,7 @@ def _lower_bound(x: NDArray[Any], k: int, slack: float) -> float:
     if x.size <= SMALL:
         magnitudes = np.abs(x)
         return float(np.partition(magnitudes, x.size - k)[x.size - k])
-    sample = np.abs(x[:: max(16, x.size // SAMPLE)])
+    sample = np.abs(x[:: max(min(64, x.size >> 12), x.size // SAMPLE)])
     mean = k * sample.size / x.size
     rank = int(mean + slack * (mean + 1) ** 0.5) + 1
     return float(np.partition(sample, sample.size - rank)[sample.size - rank]) if rank < sample.size else 0.0
