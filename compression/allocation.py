@@ -125,28 +125,30 @@ def modelled_bytes(k: NDArray[Any], d: NDArray[Any], itemsize: NDArray[Any]) -> 
     return size
 
 
+def _at_ratio(sizes: Sizes, ratio: Any) -> Counts:
+    counts: Counts = np.floor(ratio * sizes.d).astype(np.int64)
+    return np.minimum(np.maximum(counts, sizes.floor), sizes.cap)
+
+
 class _Uniform:
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
         longest = float(max(int(sizes.d.max(initial=1)), 2))
         ratios = np.concatenate(([0.0], np.geomspace(0.5 / longest, 1.0, 96)))
-        counts = self._at(ratios[:, None])
-        totals = modelled_bytes(counts, sizes.d, sizes.itemsize).sum(axis=1)
+        rows, times = np.unique(np.stack((sizes.d, sizes.itemsize, sizes.floor, sizes.cap)), axis=1, return_counts=True)
+        unlike = Sizes(*rows)
+        totals = modelled_bytes(_at_ratio(unlike, ratios[:, None]), unlike.d, unlike.itemsize) @ times
         totals = np.maximum.accumulate(totals)
         first = np.concatenate((totals[1:] > totals[:-1], [True]))
         self._ratios, self._totals = ratios[first], totals[first]
         self.least, self.most = float(totals[0]), float(totals[-1])
 
-    def _at(self, ratio: Any) -> Counts:
-        counts: Counts = np.floor(ratio * self._sizes.d).astype(np.int64)
-        return np.minimum(np.maximum(counts, self._sizes.floor), self._sizes.cap)
-
     def counts(self, size: float) -> Counts:
         if size >= self.most:
-            return self._at(1.0)
+            return _at_ratio(self._sizes, 1.0)
         if size <= self.least:
-            return self._at(0.0)
-        return self._at(float(np.interp(size, self._totals, self._ratios)))
+            return _at_ratio(self._sizes, 0.0)
+        return _at_ratio(self._sizes, float(np.interp(size, self._totals, self._ratios)))
 
 
 def uniform(sizes: Sizes, tables: Sequence[ErrorTable]) -> Path:
@@ -172,6 +174,12 @@ class _Hull:
             if high == d and bool(full.any()):  # dense sends all values: the first dense point has no error
                 at = int(np.argmax(full))
                 k, size = np.append(k[:at], d), size[: at + 1]
+            if int(k[0]) > low:  # dense at the floor already, as far as the model knows: take it all first
+                layers.append(layer)
+                before.append(low)
+                after.append(high)
+                spent.append(1.0)
+                slopes.append(np.inf)
             kept = _lower_hull(size.tolist(), table.at(k, d).tolist())
             self.least += float(size[0])
             for a, b in itertools.pairwise(kept):

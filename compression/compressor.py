@@ -20,7 +20,7 @@ from compression.errors import ConfigError, LayoutError, UpdateError
 from compression.indices import rice_bytes_bound
 from compression.layout import Layer, Layout
 from compression.operators import OPERATORS
-from compression.selection import Candidates, candidates, largest, sum_squares
+from compression.selection import Buffers, Candidates, candidates, largest, sum_squares
 from compression.values import VALUES, ValueCoding, coding_for
 from compression.wire import (
     Header,
@@ -120,9 +120,10 @@ class Compressed:
 class _Work:
     """One compressed layer while its K is being chosen: candidates and sizes, found once."""
 
-    __slots__ = ("coding", "d", "dense", "found", "layer", "norm_sq", "sizes", "support", "x")
+    __slots__ = ("buffers", "coding", "d", "dense", "found", "layer", "norm_sq", "sizes", "support", "x")
 
-    def __init__(self, layer: Layer, x: NDArray[Any], coding: ValueCoding) -> None:
+    def __init__(self, layer: Layer, x: NDArray[Any], coding: ValueCoding, buffers: Buffers) -> None:
+        self.buffers = buffers
         self.layer, self.x, self.coding, self.d = layer, x, coding, layer.size
         self.dense = dense_record_bytes(self.d, coding.itemsize)
         self.found: Candidates | None = None
@@ -141,7 +142,7 @@ class _Work:
             UpdateError: an element is not finite, or too large for its square.
         """
         if self.found is None or (self.found.indices.size < k and not self.found.complete):
-            found = candidates(self.x, min(k, self.d), slack=slack)
+            found = candidates(self.x, min(k, self.d), slack=slack, buffers=self.buffers)
             self.norm_sq = found.rest_sq + sum_squares(found.magnitudes)
             if not math.isfinite(self.norm_sq):
                 _refuse(self.layer, self.x)
@@ -185,7 +186,7 @@ class _Work:
             return self.all()
         support, places = self.top(k)
         found = self.prepare(k, SLACK)
-        exact = self.x[support]
+        exact = found.values[places]
         values = self.coding.round(exact)
         dropped = np.ones(found.indices.size, dtype=np.bool_)
         dropped[places] = False
@@ -215,7 +216,7 @@ def _error_sq(exact: NDArray[Any], rounded: NDArray[Any]) -> float:
     total = 0.0
     for start in range(0, exact.size, 1 << 16):
         part = slice(start, start + (1 << 16))
-        total += sum_squares(exact[part].astype(np.float64) - rounded[part].astype(np.float64))
+        total += sum_squares(np.subtract(exact[part], rounded[part], dtype=np.float64))
     return total
 
 
@@ -337,7 +338,8 @@ def compress(
         LayoutError: wrong number of arrays, missing whole layers, or a foreign header.
     """
     layers = _checked(layout, difference)
-    works = [_Work(layer, x, scheme.coding(layer)) for layer, x in zip(layers, difference, strict=True)]
+    buffers = Buffers()
+    works = [_Work(layer, x, scheme.coding(layer), buffers) for layer, x in zip(layers, difference, strict=True)]
     operator = OPERATORS[scheme.operator]
     base = header_bytes(header) + sum(
         dense_record_bytes(layout.layers[at].size, layout.layers[at].itemsize) if whole is not None else 2
@@ -359,7 +361,7 @@ def compress(
     else:
         sent = [work.all() for work in works]
     updates = tuple(update for update, _, _ in sent)
-    payload = encode(layout, header, _items(layout, works, updates, whole, scheme))
+    payload = encode(layout, header, _items(layout, works, updates, whole, scheme), verified=True)
     complete = [not operator.adaptive or work.everything(int(k)) for work, k in zip(works, counts, strict=True)]
     kept = tuple(update.values.size for update in updates)
     miss = budget_bytes is not None and len(payload) > budget_bytes

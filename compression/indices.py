@@ -147,9 +147,12 @@ def encode_rice(indices: NDArray[np.int64], d: int) -> bytes:
         return b""
     gaps = _gaps(indices)
     r, _ = _parameter(gaps)
-    ends = np.cumsum((gaps >> r) + 1)
-    ones = np.zeros(int(ends[-1]), dtype=np.uint8)
-    ones[ends - 1] = 1
+    ends = gaps >> r
+    ends += 1
+    np.cumsum(ends, out=ends)
+    ones = np.zeros(int(ends[-1]), dtype=np.bool_)
+    ends -= 1
+    ones[ends] = True
     return bytes((r,)) + (_pack(gaps, r) if r else b"") + np.packbits(ones).tobytes()
 
 

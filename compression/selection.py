@@ -25,38 +25,55 @@ class Candidates:
 
     Args:
         indices: ascending positions, int64, shape (n,).
-        magnitudes: their absolute values in the vector's dtype, shape (n,).
+        values: the elements themselves, in the vector's dtype, shape (n,).
+        magnitudes: their absolute values, shape (n,).
         rest_sq: sum of squares of all other elements (float64); NaN when one of them is NaN.
         complete: all non-zero elements are among them.
     """
 
     indices: NDArray[np.int64]
+    values: NDArray[Any]
     magnitudes: NDArray[Any]
     rest_sq: float
     complete: bool
 
 
-def _dot_self(wide: NDArray[np.float64]) -> float:
-    """Sum of squares; blocks of BLOCK in order, and what is left over last."""
-    whole = wide.size - wide.size % BLOCK
-    total = 0.0
+class Buffers:
+    """Scratch memory of one pass, kept from layer to layer; not shared between threads."""
+
+    def __init__(self) -> None:
+        self._held: dict[np.dtype[Any], tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.float64]]] = {}
+
+    def of(self, dtype: np.dtype[Any], size: int) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.float64]]:
+        """(magnitudes in this dtype, a mask, float64): with room for `size` elements."""
+        held = self._held.get(dtype)
+        if held is None or held[0].size < size:
+            held = np.empty(size, dtype), np.empty(size, np.bool_), np.empty(size, np.float64)
+            self._held[dtype] = held
+        return held
+
+
+def _sum_squares(x: NDArray[Any], wide: NDArray[np.float64]) -> float:
+    """Sum of squares of at most CHUNK elements: blocks of BLOCK in order, what is left over last."""
+    here = wide[: x.size]
+    np.copyto(here, x)
+    whole = x.size - x.size % BLOCK
+    rest = here[whole:]
+    total = float(np.dot(rest, rest))
     if whole:
-        blocks = wide[:whole].reshape(-1, 1, BLOCK)
-        total = sum(np.matmul(blocks, blocks.transpose(0, 2, 1)).ravel().tolist())
-    rest = wide[whole:]
-    return total + float(np.dot(rest, rest))
+        blocks = here[:whole].reshape(-1, 1, BLOCK)
+        total += sum(np.matmul(blocks, blocks.transpose(0, 2, 1)).ravel().tolist())
+    return total
 
 
 def sum_squares(x: NDArray[Any]) -> float:
-    """Sum of squares in float64, in an order that no number of threads changes; x has shape (d,)."""
-    total = 0.0
-    buffer = np.empty(min(CHUNK, x.size), dtype=np.float64)
-    for start in range(0, x.size, CHUNK):
-        chunk = x[start : start + CHUNK]
-        wide = buffer[: chunk.size]
-        np.copyto(wide, chunk)
-        total += _dot_self(wide)
-    return total
+    """Sum of squares in float64, in an order that no number of threads changes; x has shape (d,).
+
+    Infinite or NaN where an element is, or where the sum is beyond float64; never a warning.
+    """
+    wide = np.empty(min(CHUNK, x.size), dtype=np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return sum((_sum_squares(x[start : start + CHUNK], wide) for start in range(0, x.size, CHUNK)), 0.0)
 
 
 def _lower_bound(x: NDArray[Any], k: int, slack: float) -> float:
@@ -64,24 +81,29 @@ def _lower_bound(x: NDArray[Any], k: int, slack: float) -> float:
     if x.size <= SMALL:
         magnitudes = np.abs(x)
         return float(np.partition(magnitudes, x.size - k)[x.size - k])
-    sample = np.abs(x[:: max(min(64, x.size >> 12), x.size // SAMPLE)])
+    sample = np.abs(x[:: max(min(160, x.size >> 11), x.size // SAMPLE)])
     mean = k * sample.size / x.size
     rank = int(mean + slack * (mean + 1) ** 0.5) + 1
     return float(np.partition(sample, sample.size - rank)[sample.size - rank]) if rank < sample.size else 0.0
 
 
-def collect(x: NDArray[Any], bound: float, *, squares: bool = True) -> Candidates:
+def collect(x: NDArray[Any], bound: float, *, squares: bool = True, buffers: Buffers | None = None) -> Candidates:
     """All elements with |x| >= bound in one pass; zeros only when bound < 0.
 
     Args:
         x: one-dimensional float array, shape (d,).
         bound: smallest magnitude to collect; 0 collects all non-zero elements.
         squares: also add up the squares of the rest (else rest_sq is 0).
+        buffers: scratch memory shared by several calls.
     """
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite shows in rest_sq
+        return _collect(x, bound, squares, buffers or Buffers())
+
+
+def _collect(x: NDArray[Any], bound: float, squares: bool, buffers: Buffers) -> Candidates:
     tiny = np.finfo(x.dtype).smallest_subnormal
     least = x.dtype.type(bound) if bound < 0 else max(x.dtype.type(bound), tiny)
-    size = min(CHUNK, x.size)
-    magnitude, reached, wide = np.empty(size, x.dtype), np.empty(size, np.bool_), np.empty(size, np.float64)
+    magnitude, reached, wide = buffers.of(x.dtype, min(CHUNK, x.size))
     positions: list[NDArray[np.int64]] = []
     values: list[NDArray[Any]] = []
     rest_sq = 0.0
@@ -92,39 +114,44 @@ def collect(x: NDArray[Any], bound: float, *, squares: bool = True) -> Candidate
         np.abs(chunk, out=here)
         np.greater_equal(here, least, out=hit)
         found = np.flatnonzero(hit)
-        values.append(here[found])
+        values.append(chunk[found])
         if squares:
-            rest = wide[:n]
-            np.copyto(rest, here)
-            rest[found] = 0.0
-            rest_sq += _dot_self(rest)
+            here[found] = 0.0
+            rest_sq += _sum_squares(here, wide)
         found += start
         positions.append(found)
     if not positions:
-        return Candidates(np.empty(0, np.int64), np.empty(0, x.dtype), 0.0, True)
+        return Candidates(np.empty(0, np.int64), np.empty(0, x.dtype), np.empty(0, x.dtype), 0.0, True)
+    found_values = np.concatenate(values)
     return Candidates(
-        np.concatenate(positions).astype(np.int64, copy=False), np.concatenate(values), rest_sq, bool(least <= tiny)
+        np.concatenate(positions).astype(np.int64, copy=False),
+        found_values,
+        np.abs(found_values),
+        rest_sq,
+        bool(least <= tiny),
     )
 
 
-def candidates(x: NDArray[Any], k: int, *, slack: float = 4.0, squares: bool = True) -> Candidates:
+def candidates(
+    x: NDArray[Any], k: int, *, slack: float = 4.0, squares: bool = True, buffers: Buffers | None = None
+) -> Candidates:
     """A superset of the k largest magnitudes, or all non-zero elements when there are fewer.
 
     Args:
         x: finite one-dimensional float array, shape (d,).
         k: how many are wanted, k >= 0.
         slack: standard deviations by which the sampled bound is lowered.
-        squares: see `collect`.
+        squares, buffers: see `collect`.
     """
     if k <= 0 or x.size == 0:
         rest = sum_squares(x) if squares else 0.0
-        return Candidates(np.empty(0, np.int64), np.empty(0, x.dtype), rest, x.size == 0)
+        return Candidates(np.empty(0, np.int64), np.empty(0, x.dtype), np.empty(0, x.dtype), rest, x.size == 0)
     wanted = min(k, x.size)
     while True:
         bound = _lower_bound(x, wanted, slack)
         if bound != bound:  # a NaN came up: nothing below has a meaning, and the caller sees it in rest_sq
-            return Candidates(np.empty(0, np.int64), np.empty(0, x.dtype), float("nan"), False)
-        found = collect(x, bound, squares=squares)
+            return Candidates(np.empty(0, np.int64), np.empty(0, x.dtype), np.empty(0, x.dtype), float("nan"), False)
+        found = collect(x, bound, squares=squares, buffers=buffers)
         if found.indices.size >= min(k, x.size) or found.complete:
             return found
         wanted, slack = min(2 * wanted, x.size), 2 * slack

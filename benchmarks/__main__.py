@@ -1,0 +1,28 @@
+"""Command line of the benchmarks: `python -m benchmarks NAME [options]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import codec
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one benchmark; the exit status is 1 when a checked limit was broken."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Time the parts that must be fast.")
+    names = parser.add_subparsers(dest="name", required=True)
+    one = names.add_parser("codec", help="selection, whole compress, decode and move, against a memcpy of the input")
+    one.add_argument("--repeat", type=int, default=9, metavar="N", help="take the minimum of N interleaved runs (9)")
+    one.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
+    one.add_argument("--check", action="store_true", help="exit 1 when a limit is broken in three attempts")
+    chosen = parser.parse_args(arguments)
+    if chosen.repeat < 1:
+        parser.error("--repeat must be at least 1")
+    return codec.run(chosen.repeat, chosen.json, check=chosen.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
