@@ -235,8 +235,8 @@ def _checked(layout: Layout, difference: Sequence[NDArray[Any]]) -> list[Layer]:
     for layer, x in zip(layers, difference, strict=True):
         if x.shape != (layer.size,):
             raise UpdateError(layer.name, None, f"shape {x.shape}, expected the flat ({layer.size},)")
-        if x.dtype.name != layer.dtype:
-            raise UpdateError(layer.name, None, f"dtype {x.dtype.name}, expected {layer.dtype}")
+        if x.dtype != np.dtype(layer.dtype):  # a foreign byte order, too
+            raise UpdateError(layer.name, None, f"dtype {x.dtype}, expected {layer.dtype}")
     return layers
 
 

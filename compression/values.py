@@ -36,7 +36,7 @@ class ValueCoding:
         itemsize: bytes a value.
         roundoff: largest relative error of a value in its normal range.
         encode: finite float array (n,) -> n * itemsize bytes.
-        decode: (bytes, n, dtype name) -> new array (n,) in that dtype.
+        decode: (bytes, n, dtype or its name) -> new array (n,) in that dtype.
     """
 
     id: int
@@ -44,13 +44,13 @@ class ValueCoding:
     itemsize: int
     roundoff: float
     encode: Callable[[NDArray[Any]], bytes]
-    decode: Callable[[Buffer, int, str], NDArray[Any]]
+    decode: Callable[[Buffer, int, str | np.dtype[Any]], NDArray[Any]]
 
     def round(self, values: NDArray[Any]) -> NDArray[Any]:
         """The values as the decoder will see them, in their own dtype; shape (n,)."""
         if self.itemsize >= values.dtype.itemsize:
             return values.copy()
-        return self.decode(self.encode(values), values.size, values.dtype.name)
+        return self.decode(self.encode(values), values.size, values.dtype)
 
 
 def _to_float32(values: NDArray[Any]) -> NDArray[np.float32]:
@@ -84,7 +84,7 @@ def _encode_bf16(values: NDArray[Any]) -> bytes:
     return rounded.tobytes()
 
 
-def _decode_bf16(data: Buffer, n: int, dtype: str) -> NDArray[Any]:
+def _decode_bf16(data: Buffer, n: int, dtype: str | np.dtype[Any]) -> NDArray[Any]:
     bits = np.frombuffer(data, dtype="<u2", count=n).astype(np.uint32) << np.uint32(16)
     return bits.view(np.float32).astype(dtype, copy=False)
 
@@ -93,7 +93,7 @@ def _encode_fp32(values: NDArray[Any]) -> bytes:
     return _to_float32(values).astype("<f4", copy=False).tobytes()
 
 
-def _decode_fp32(data: Buffer, n: int, dtype: str) -> NDArray[Any]:
+def _decode_fp32(data: Buffer, n: int, dtype: str | np.dtype[Any]) -> NDArray[Any]:
     return np.frombuffer(data, dtype="<f4", count=n).astype(dtype)
 
 
@@ -101,7 +101,7 @@ def _encode_fp64(values: NDArray[Any]) -> bytes:
     return values.astype("<f8", copy=False).tobytes()
 
 
-def _decode_fp64(data: Buffer, n: int, dtype: str) -> NDArray[Any]:
+def _decode_fp64(data: Buffer, n: int, dtype: str | np.dtype[Any]) -> NDArray[Any]:
     return np.frombuffer(data, dtype="<f8", count=n).astype(dtype)
 
 

@@ -263,7 +263,7 @@ def test_wrong_shapes_dtypes_and_counts_are_refused() -> None:
     header = header_of(layout)
     whole = {"count0": np.array(1)}
     good = [np.ones(6, np.float32)]
-    for bad in (np.ones(5, np.float32), np.ones((2, 3), np.float32), np.ones(6)):
+    for bad in (np.ones(5, np.float32), np.ones((2, 3), np.float32), np.ones(6), np.ones(6, ">f4")):
         with pytest.raises(UpdateError, match="layer0"):
             compress(layout, header, [bad], whole, Scheme(), None)
     with pytest.raises(LayoutError, match="2 arrays for 1"):
