@@ -87,6 +87,7 @@ def test_positions_beyond_two_to_the_31() -> None:
         ("00c0", 1, 8, "padding of the quotients"),
         ("01c080", 1, 8, "padding of the remainders"),
         ("0001", 1, 4, "index 7"),
+        ("0008", 1, 4, "index 4"),
         ("0000c0", 2, 8, "quotients"),
     ],
 )
