@@ -33,7 +33,8 @@ def uniforms(n: int, *, seed: int, client: str = "", round_: int = 0, purpose: s
 
 def permutation(n: int, *, seed: int, client: str = "", round_: int = 0, purpose: str) -> NDArray[np.int64]:
     """A permutation of range(n): the stable order of n words; shape (n,)."""
-    return np.argsort(words(n, seed=seed, client=client, round_=round_, purpose=purpose), kind="stable").astype(np.int64)
+    drawn = words(n, seed=seed, client=client, round_=round_, purpose=purpose)
+    return np.argsort(drawn, kind="stable").astype(np.int64)
 
 
 def derived_seed(*, seed: int, client: str = "", round_: int = 0, purpose: str) -> int:
