@@ -220,6 +220,7 @@ class Kimad(Strategy):
         current = self._round
         for message in replies:
             self._take(message, current)
+        current.replies = dict(sorted(current.replies.items()))  # nothing may depend on the order of arrival
         for client in current.asked:
             if client not in current.replies:
                 self.receiver.close(client)
