@@ -215,20 +215,25 @@ def check_legal(blob: bytes, layout: Layout) -> bool:
     return True
 
 
-def test_ten_thousand_mutations() -> None:
+@given(st.integers(0, 2**63 - 1), st.booleans())
+@settings(max_examples=10_000)
+def test_ten_thousand_mutations(seed: int, foreign: bool) -> None:
+    check_legal(mutate(example(), np.random.default_rng(seed)), flat_layout([400, 30]) if foreign else MANY)
+
+
+def test_mutations_take_little_memory_and_some_are_legal() -> None:
     rng = np.random.default_rng(11)
     blob = example()
     assert check_legal(blob, MANY)
-    other = flat_layout([400, 30])
     legal = 0
     tracemalloc.start()
     try:
-        for turn in range(10_000):
-            legal += check_legal(mutate(blob, rng), other if turn % 50 == 0 else MANY)
+        for _ in range(1_000):
+            legal += check_legal(mutate(blob, rng), MANY)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert 0 < legal < 5_000  # values and whole bytes may change legally under a repaired checksum
+    assert 0 < legal < 500  # values and whole bytes may change legally under a repaired checksum
     assert peak < 40 * MANY.dense_bytes + 500_000  # the oversized message itself takes 200 kB
 
 

@@ -174,6 +174,12 @@ def test_malformed_reply_is_a_protocol_error(record: str, changes: dict[str, obj
     assert caught.value.kind == kind
 
 
+@pytest.mark.parametrize("size", [1, 1000, 100_000])
+def test_flowers_record_reports_the_payloads_bytes_and_its_key(size: int) -> None:
+    content = write_reply(NodeReply("e", (FULL_REPORT,), payloads={("a", 0): bytes(size)}))
+    assert content.array_records[PAYLOADS].count_bytes() == size + len("0/a")
+
+
 def test_payload_under_a_foreign_type_is_refused() -> None:
     content = write_reply(NodeReply("e", (FULL_REPORT,), payloads={("a", 1): b"x"}))
     content[PAYLOADS] = ArrayRecord({"1/a": Array(np.zeros(3))})
