@@ -23,10 +23,11 @@ def test_sgd_at_one_is_fedavgs_step(dtype: type) -> None:
     assert x.tolist() == [1.0, 2.0, 3.0]  # the caller's array is its own
 
 
-def test_adam_is_torchs_adam() -> None:
-    optimizer = ServerOptimizer("Adam", 0.1, [np.zeros(3, np.float32)])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad"])
+def test_a_named_optimiser_is_torchs(name: str) -> None:
+    optimizer = ServerOptimizer(name, 0.1, [np.zeros(3, np.float32)])
     parameter = torch.nn.Parameter(torch.zeros(3))
-    reference = torch.optim.Adam([parameter], lr=0.1)
+    reference = getattr(torch.optim, name)([parameter], lr=0.1)
     for g in ([1.0, 2.0, -3.0], [0.5, 0.0, 1.0]):
         (ours,) = optimizer.step([np.array(g)])
         parameter.grad = torch.tensor(g)
