@@ -33,14 +33,14 @@ class ServerOptimizer:
 
     def step(self, update: Sequence[NDArray[np.float64]]) -> list[FloatArray]:
         """One step along -g; returns the new parameters, flat, in each layer's dtype."""
-        for parameter, g in zip(self._parameters, update, strict=True):
-            parameter.grad = torch.from_numpy(g).to(parameter.dtype)
+        for parameter, mean in zip(self._parameters, update, strict=True):
+            g = torch.from_numpy(mean).to(parameter.dtype)
+            if self._optimizer is None:
+                parameter.data.sub_(g, alpha=self._lr)
+            else:
+                parameter.grad = g
         if self._optimizer is not None:
             self._optimizer.step()
-        else:
-            with torch.no_grad():
-                for parameter in self._parameters:
-                    parameter.sub_(parameter.grad, alpha=self._lr)
         return [p.detach().numpy().copy() for p in self._parameters]
 
 
