@@ -14,8 +14,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
-from app.rundir import Row, write_atomic
+from app.rundir import Row
 from app.table import human_bytes, human_factor, human_seconds
+from protocol.files import write_atomic
 
 __all__ = ["FOOTNOTE", "Curve", "curve", "draw"]
 

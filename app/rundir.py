@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from compression.errors import ConfigError, StateError
+from protocol.files import sync_directory, write_atomic
 
-__all__ = ["ROW_FIELDS", "DenseStopped", "Row", "RunDir", "count", "read_rows", "summarise", "write_atomic"]
+__all__ = ["ROW_FIELDS", "DenseStopped", "Row", "RunDir", "count", "read_rows", "summarise"]
 
 Row = Mapping[str, Any]
 DenseStopped = Literal["target", "time limit", "round limit", "none"]
@@ -58,37 +59,6 @@ ROW_FIELDS = frozenset(
     }
 )
 """What every row must have; more is allowed."""
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never a part.
-
-    Args:
-        path: the file.
-        data: its bytes.
-
-    Raises:
-        StateError: the file cannot be written; what was there before is intact.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        _sync_directory(path.parent)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise StateError(f"{path}: cannot be written ({error}); free the disk or choose another run-dir") from error
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _plain(value: object, where: str) -> object:
@@ -231,7 +201,7 @@ class RunDir:
                 file.flush()
                 os.fsync(file.fileno())
             if new:
-                _sync_directory(self.path)
+                sync_directory(self.path)
         except OSError as error:
             raise StateError(f"{path}: cannot append a row ({error}); the rows before it are intact") from error
 

@@ -29,6 +29,7 @@ from safetensors.numpy import save as save_safetensors
 from compression import Layout, decode, move
 from compression.errors import LayoutError, StateError, WireError
 from protocol import chain
+from protocol.files import write_atomic
 from protocol.records import Attempt
 
 STORE_VERSION = 1
@@ -227,17 +228,9 @@ class ClientStore:
     def _replace(self, name: str, data: bytes) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            temporary = self.folder / f".{name}.{os.getpid()}"
-            with temporary.open("wb") as file:
-                file.write(data)
-                if self.durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            temporary.replace(self.folder / name)
-            if self.durable:
-                _fsync_folder(self.folder)
         except OSError as error:
-            raise StateError(f"cannot write {self.folder / name}: {error}; the old state is intact") from error
+            raise StateError(f"{self.folder}: cannot be made ({error}); the old state is intact") from error
+        write_atomic(self.folder / name, data, durable=self.durable)
 
 
 def _attempt_dict(attempt: Attempt) -> dict[str, object]:
@@ -247,11 +240,3 @@ def _attempt_dict(attempt: Attempt) -> dict[str, object]:
         "client": attempt.client,
         "part": attempt.part,
     }
-
-
-def _fsync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -11,8 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from app.rundir import ROW_FIELDS, RunDir, read_rows, summarise, write_atomic
+from app.rundir import ROW_FIELDS, RunDir, read_rows, summarise
 from compression.errors import ConfigError, StateError
+from protocol.files import write_atomic
 
 
 def make_row(number: int, accuracy: float | None = None, **fields: Any) -> dict[str, Any]:
