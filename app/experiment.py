@@ -66,7 +66,9 @@ def run_experiment(config: RunConfig, grid: Grid, experiment: str, run_dir: RunD
 
     dense_rows: Rows | None = None
     dense_stopped: DenseStopped = "none"
-    if config.dense_run and rows:
+    if config.dense_run and rows and rows[-1]["virtual_s"] <= 0:
+        _log.warning("no dense run: nothing was sent in this run, so there is no time to compare with")
+    elif config.dense_run and rows:
         dense_rows, dense_stopped = run_dense(config, len(strategy.clients), experiment, rows, run_dir.sub("dense"))
     summary = summarise(
         rows,

@@ -28,6 +28,7 @@ from compression import UP, Compressed, Header, Layout, Scheme, Slot, compress, 
 from compression.errors import LayoutError, ProtocolError, UpdateError
 from protocol import (
     Assignment,
+    Attempt,
     ClientStore,
     Memory,
     NodeReply,
@@ -121,8 +122,18 @@ def _answer(
     if request.kind == "evaluate":
         return _evaluate(message, context, call_next, request, layout, about)
 
-    memory = store.load_memory(layout)
-    settled = settle(memory, store.load_pending(), layout, assignment.accepted, assignment.digest)
+    memory, pending = store.load_memory(layout), store.load_pending()
+    if request.kind == "hello":  # acknowledges nothing, so it settles nothing
+        return _Answer(_known(replace(about, status="hello"), memory))
+    if request.kind == "train":
+        if pending is not None and pending.attempt == assignment.attempt:  # asked again: the stored reply goes again
+            stored = replace(about, status="update", **pending.report)  # type: ignore[arg-type]
+            return _Answer(_known(stored, memory), payload=pending.payload)
+        newest = max(_order(memory.accepted), _order(pending.attempt if pending else None))
+        if _order(assignment.attempt) <= newest:
+            detail = f"a stale request, of {assignment.attempt}; the newest known is {newest}"
+            return _Answer(_known(replace(about, status="refused", detail=detail), memory))
+    settled = settle(memory, pending, layout, assignment.accepted, assignment.digest)
     if settled.outcome == "lost":
         return _Answer(_known(replace(about, status="lost-memory"), memory))
     memory = _take_sample(settled.memory, request, assignment)
@@ -133,9 +144,13 @@ def _answer(
     if memory is not settled.memory or settled.outcome == "accepted":
         store.save_memory(layout, memory)
     store.drop_pending()
-    if request.kind in ("hello", "settle"):
-        return _Answer(replace(about, status="hello" if request.kind == "hello" else "settled"))
+    if request.kind == "settle":
+        return _Answer(replace(about, status="settled"))
     return _train(message, context, call_next, request, assignment, store, layout, memory, about, started_s)
+
+
+def _order(attempt: Attempt | None) -> tuple[int, int]:
+    return (attempt.incarnation, attempt.round) if attempt is not None else (0, 0)
 
 
 def _train(
@@ -168,8 +183,9 @@ def _train(
     except (UpdateError, LayoutError) as error:
         store.drop_pending()
         return _Answer(replace(about, status="refused", detail=str(error)), metrics=user_metrics)
-    store.save_pending(Pending(assignment.attempt, compressed.payload))
     about = replace(about, norm_sq=sum(compressed.norm_sq), error_sq=sum(compressed.error_sq))
+    numbers = {name: getattr(about, name) for name in ("examples", "compute_s", "budget_bytes", "norm_sq", "error_sq")}
+    store.save_pending(Pending(assignment.attempt, compressed.payload, numbers))
     return _Answer(about, payload=compressed.payload, metrics=user_metrics)
 
 
@@ -219,7 +235,12 @@ def _compress(
         slots=((Slot.H, memory.digest),),
     )
     scheme = Scheme(request.operator, request.allocation, request.values, request.ratio, request.floor)
-    return compress(layout, header, deltas, whole if assignment.send_whole else None, scheme, budget)
+    compressed = compress(layout, header, deltas, whole if assignment.send_whole else None, scheme, budget)
+    for position, h, update in zip(layout.compressed, memory.h, compressed.updates, strict=True):
+        kept = h if update.indices is None else h[update.indices]
+        if not np.isfinite(kept + update.values).all():
+            raise UpdateError(layout.layers[position].name, None, "the memory would overflow; scale the update down")
+    return compressed
 
 
 def _call_user(
@@ -305,4 +326,7 @@ def _only(records: Mapping[str, R], what: str) -> R:
 
 
 def _int(value: object) -> int | None:
+    """A whole number, also when it is written as a float; None for anything else."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -23,6 +23,7 @@ from protocol import columns
 S = TypeVar("S")
 
 PROTOCOL_VERSION: Final = 1
+MOST_PARTITIONS: Final = 10_000_000
 STYPE: Final = "kimad.v1"  # marks an Array whose data is a blob of the wire format
 
 # Keys of the records in a Flower message.
@@ -375,8 +376,8 @@ def read_reply(content: RecordDict) -> NodeReply:
     payloads: dict[tuple[str, int], bytes] = {}
     for key, array in content.array_records.get(PAYLOADS, ArrayRecord()).items():
         part, slash, client = key.partition("/")
-        if not slash or not part.isascii() or not part.isdigit():
-            raise ProtocolError("bad-record", f"payload key {key!r} is not PART/CLIENT")
+        if not slash or not part.isascii() or not part.isdigit() or len(part) > 9:
+            raise ProtocolError("bad-record", f"payload key {key[:40]!r} is not PART/CLIENT")
         payloads[client, int(part)] = _unblob(array, PAYLOADS)
     metrics = {
         key.removeprefix(METRICS): dict(record)
@@ -397,7 +398,10 @@ def read_reply(content: RecordDict) -> NodeReply:
 def _sum(array: Array) -> NDArray[np.float64]:
     if array.stype != "numpy.ndarray" or array.dtype != "float64":
         raise ProtocolError("bad-record", f"{SUMS} holds {array.stype}/{array.dtype}, expected float64 arrays")
-    return np.asarray(array.numpy(), dtype=np.float64)  # np.load without pickle
+    try:
+        return np.asarray(array.numpy(), dtype=np.float64)  # np.load without pickle
+    except Exception as error:  # whatever NumPy says of a peer's bytes
+        raise ProtocolError("bad-record", f"{SUMS} holds bytes that are no array: {error}") from error
 
 
 def _sane(report: Report) -> Report:
@@ -410,4 +414,7 @@ def _sane(report: Report) -> Report:
     for name in ("examples", "budget_bytes"):
         if (value := getattr(report, name)) is not None and value < 0:
             bad[name] = None
+    index, count = report.index, report.count
+    if index is None or count is None or not 0 <= index < count <= MOST_PARTITIONS:
+        bad["index"] = bad["count"] = None
     return replace(report, **bad) if bad else report  # type: ignore[arg-type]

@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from safetensors.numpy import save as save_safetensors
 from compression import Layout, decode, move
 from compression.errors import LayoutError, StateError, WireError
 from protocol import chain
-from protocol.files import write_atomic
+from protocol.files import sync_directory, write_atomic
 from protocol.records import Attempt
 
 STORE_VERSION = 1
@@ -57,10 +58,17 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A reply that was, or was about to be, sent and is not settled yet."""
+    """A reply that was, or was about to be, sent and is not settled yet.
+
+    Args:
+        attempt: the attempt it answers.
+        payload: its bytes.
+        report: the numbers of its report, so that the same reply can be sent again.
+    """
 
     attempt: Attempt
     payload: bytes
+    report: Mapping[str, float | int | None] = field(default_factory=dict)
 
 
 def fresh_memory(layout: Layout, experiment: str, client: str) -> Memory:
@@ -154,18 +162,18 @@ class ClientStore:
         if loaded is None:
             return fresh_memory(layout, self.experiment, self.client)
         arrays, meta = loaded
-        if meta["layout"] != layout.digest.hex():
+        if meta.get("layout") != layout.digest.hex():
             raise StateError(
                 f"{self.folder} holds the memory of another layout; settle or remove that experiment first"
             )
-        h = tuple(arrays[str(i)].astype(layout.layers[i].dtype, copy=False) for i in layout.compressed)
-        return Memory(
-            h=h,
-            digest=bytes.fromhex(meta["digest"]),
-            accepted=Attempt(**meta["accepted"]) if meta["accepted"] else None,
-            estimators=meta["estimators"],
-            last_sample_s=meta["last_sample_s"],
-        )
+        with _damage(self.folder / "memory.safetensors"):
+            return Memory(
+                h=tuple(arrays[str(i)].astype(layout.layers[i].dtype, copy=False) for i in layout.compressed),
+                digest=bytes.fromhex(meta["digest"]),
+                accepted=Attempt(**meta["accepted"]) if meta["accepted"] else None,
+                estimators=meta["estimators"],
+                last_sample_s=meta["last_sample_s"],
+            )
 
     def save_memory(self, layout: Layout, memory: Memory) -> None:
         """Replace the stored memory."""
@@ -185,16 +193,20 @@ class ClientStore:
         if loaded is None:
             return None
         arrays, meta = loaded
-        return Pending(attempt=Attempt(**meta["attempt"]), payload=arrays["payload"].tobytes())
+        with _damage(self.folder / "pending.safetensors"):
+            return Pending(Attempt(**meta["attempt"]), arrays["payload"].tobytes(), meta["report"])
 
     def save_pending(self, pending: Pending) -> None:
         """Store a reply before it is sent."""
         payload = np.frombuffer(pending.payload, dtype=np.uint8)
-        self._save("pending.safetensors", {"payload": payload}, {"attempt": _attempt_dict(pending.attempt)})
+        meta = {"attempt": _attempt_dict(pending.attempt), "report": dict(pending.report)}
+        self._save("pending.safetensors", {"payload": payload}, meta)
 
     def drop_pending(self) -> None:
         """Remove the stored reply; it is settled."""
         (self.folder / "pending.safetensors").unlink(missing_ok=True)
+        if self.durable and self.folder.exists():
+            sync_directory(self.folder)
 
     def forget(self) -> None:
         """Remove this client's state of this experiment, and the experiment's folder if empty."""
@@ -227,10 +239,22 @@ class ClientStore:
 
     def _replace(self, name: str, data: bytes) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            if not self.folder.exists():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                for parent in (self.folder.parent, self.folder.parent.parent) if self.durable else ():
+                    sync_directory(parent)
         except OSError as error:
             raise StateError(f"{self.folder}: cannot be made ({error}); the old state is intact") from error
         write_atomic(self.folder / name, data, durable=self.durable)
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Turn what a file with wrong contents raises into a StateError that names it."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"{path} is damaged: {error!r}; remove {path.parent} to start afresh") from error
 
 
 def _attempt_dict(attempt: Attempt) -> dict[str, object]:

@@ -12,6 +12,7 @@ A round, each step in a file of its own: choose clients (choose.py), predict the
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -28,11 +29,11 @@ from compression import Decoded, Layout, dense_bytes_on_wire, smallest_bytes
 from compression.errors import ProtocolError, WireError
 from protocol import write_request
 from strategies.choose import choose
-from strategies.exchange import Exchange, message_for
+from strategies.exchange import Answer, Asked, Exchange, message_for
 from strategies.memory import ServerMemory
 from strategies.network import Network, Sent
 from strategies.predict import Rates
-from strategies.receive import Receiver, Reply
+from strategies.receive import Metrics, Receiver, Reply
 from strategies.roster import Client, Roster
 from strategies.row import Round, row
 from strategies.send import Sender
@@ -63,7 +64,6 @@ class Kimad(Strategy):
         self.sender: Sender
         self.receiver: Receiver
         self.roster: Roster
-        self.dense_reply_bytes: int
         self._optimizer: ServerOptimizer
         self._exchange: Exchange
         self._round: Round
@@ -113,9 +113,10 @@ class Kimad(Strategy):
                 begun_s = time.perf_counter()
                 self.roster.greet()
                 config = train_config or ConfigRecord()
-                sent = self._exchange.push(self.configure_train(number, result.arrays, config, grid))
-                replies = self.roster.take_hellos(self._exchange.collect(sent, timeout))
-                arrays, metrics = self.aggregate_train(number, replies)
+                sent = self._exchange.push("train", self.configure_train(number, result.arrays, config, grid))
+                for answer in self.roster.take_hellos(self._exchange.collect(sent, timeout)):
+                    self._take(answer)
+                arrays, metrics = self.aggregate_train(number, ())
                 result.arrays = arrays or result.arrays
                 if metrics is not None:
                     result.train_metrics_clientapp[number] = metrics
@@ -137,11 +138,14 @@ class Kimad(Strategy):
         self.memory = ServerMemory(self.layout, s.experiment)
         self.sender = Sender(s, self.layout, self.memory, self.incarnation)
         self.receiver = Receiver(s.experiment, self.layout, self.memory, s.weights)
-        self.dense_reply_bytes = dense_bytes_on_wire(self.layout, self.sender.header("", 1, slots=True))
         flat, _ = self.layout.split(self.arrays)
         self._optimizer = ServerOptimizer(s.server_optimizer, s.server_lr, flat)
         self._exchange = Exchange(grid)
         self.roster = Roster(grid, self._exchange, self.sender, self.receiver, self.network)
+
+    def _dense_reply_bytes(self, round_: int) -> int:
+        """What one reply of a round would take uncompressed on the same wire."""
+        return dense_bytes_on_wire(self.layout, self.sender.header("", round_, slots=True))
 
     def summary(self) -> None:
         """Log what will be run."""
@@ -155,7 +159,7 @@ class Kimad(Strategy):
             len(self.layout.layers),
             self.layout.compressed_size,
             sum(layer.size for layer in self.layout.layers),
-            self.dense_reply_bytes,
+            self._dense_reply_bytes(1),
         )
 
     def _warn_of_budgets(self) -> None:
@@ -196,7 +200,8 @@ class Kimad(Strategy):
         self._round = current = Round(server_round, self.network.now_s())
         patience_s = s.give_up_after * s.time_budget_s
         may_not = {c for c, since_s in self.network.under_way().items() if current.start_s - since_s < patience_s}
-        may_not |= {c for c, client in self.clients.items() if client.excluded is not None}
+        silent = self._exchange.unanswered("train") | self._exchange.unanswered("evaluate")  # one message a node
+        may_not |= {c for c, client in self.clients.items() if client.excluded is not None or client.node_id in silent}
         chosen = choose(self.clients, may_not, fraction=s.fraction, seed=s.seed, round_=server_round)
         blob = self.sender.model(self.arrays, server_round)
         messages: list[Message] = []
@@ -216,17 +221,22 @@ class Kimad(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Step 5: take the replies, let the network deliver them, accept them and step."""
+        """Step 5: let the network deliver the replies taken, accept them and step.
+
+        `start` takes each reply as the answer to the message it was asked by; replies given
+        here are taken as from the node they name.
+        """
         current = self._round
         for message in replies:
-            self._take(message, current)
+            self._take(Answer(Asked("train", message.metadata.src_node_id), message))
         current.replies = dict(sorted(current.replies.items()))  # nothing may depend on the order of arrival
         for client in current.asked:
             if client not in current.replies:
                 self.receiver.close(client)
                 current.refused.setdefault(client, "no reply")
         sent = [Sent(client, len(reply.payload), reply) for client, reply in current.replies.items()]
-        current.end = end = self.network.finish_round(sent, self.settings.deadline_s)
+        patience_s = self.settings.give_up_after * self.settings.time_budget_s
+        current.end = end = self.network.finish_round(sent, self.settings.deadline_s, patience_s)
         arrived = sorted((*end.on_time, *end.from_before), key=lambda a: a.client)
         for item in arrived:
             self.rates.measured(item.client, item.transfer.sample)
@@ -242,21 +252,28 @@ class Kimad(Strategy):
         current.train_metrics = self._mean_metrics([reply for reply, _ in accepted])
         return _record(self.arrays), MetricRecord(dict(current.train_metrics))
 
-    def _take(self, message: Message, current: Round) -> None:
+    def _take(self, answer: Answer) -> None:
+        """Take the answer to a train message of this round; others are counted and ignored."""
+        current, node = self._round, answer.asked.node_id
         try:
-            updates, refusals = self.receiver.take(self.receiver.read(message), current.asked)
+            reply = self.receiver.read(answer.message, self.roster.on_node(node))
+            updates, refusals = self.receiver.take(reply, current.asked)
         except ProtocolError as error:
-            self.receiver.fault(error.kind, f"node {message.metadata.src_node_id}: {error.detail}")
+            self.receiver.fault(error.kind, f"node {node}: {error.detail}")
             return
         current.replies.update(updates)
-        for client, report in refusals.items():
-            current.refused[client] = report.detail or report.status
-            self.receiver.fault(report.status, f"client {client!r}, round {current.number}: {current.refused[client]}")
-            if report.status == "lost-memory":
+        current.refused.update(refusals)
+        for report in reply.reports:
+            client = report.client
+            self.clients[client].report = report
+            if client not in refusals:
+                continue
+            self.receiver.fault(report.status, f"client {client!r}, round {current.number}: {refusals[client]}")
+            if report.status == "need-layout":
+                self.roster.greet_again(client)
+            elif report.status == "lost-memory":
                 self.clients[client].excluded = "its memory is lost"
                 _log.warning("client %r: its memory is not the one known here; it takes no further part", client)
-        for client, report in ({c: u.report for c, u in updates.items()} | refusals).items():
-            self.clients[client].report = report
 
     def _accept(self, reply: Reply) -> Decoded | None:
         """Accept one arrived reply; None, counted and logged, if it is refused."""
@@ -273,7 +290,17 @@ class Kimad(Strategy):
         """x <- optimiser(x, g = S/W); arrays that travel whole become their senders' mean or maximum."""
         flat, whole = self.layout.split(self.arrays)
         if self.memory.total_weight > 0:
-            flat = self._optimizer.step(self.memory.mean())
+            stepped = self._optimizer.step(self.memory.mean())
+            if all(np.isfinite(part).all() for part in stepped):
+                flat = stepped
+            else:
+                self._optimizer = ServerOptimizer(self.settings.server_optimizer, self.settings.server_lr, flat)
+                largest = max(accepted, key=lambda a: a[0].report.norm_sq or 0.0)[0].report.client
+                self.receiver.fault(
+                    "step",
+                    f"round {self._round.number}: the step gave NaN or infinity, so the model stays as it was; client "
+                    f"{largest!r} sent the largest update; lower server-lr or the clients' learning rate",
+                )
         weights = [self.memory.client(reply.report.client).weight or 0.0 for reply, _ in accepted]
         for name in whole:
             parts = [(w, c.whole[name]) for w, (_, c) in zip(weights, accepted, strict=True) if name in c.whole]
@@ -283,8 +310,24 @@ class Kimad(Strategy):
 
     def _mean_metrics(self, replies: Sequence[Reply]) -> dict[str, float]:
         """Mean of every scalar metric, weighted as the clients are."""
-        weighted = [(self.memory.client(reply.report.client).weight or 0.0, reply) for reply in replies]
-        return _means(weighted)
+        clients = [reply.report.client for reply in replies]
+        weights = [self.memory.client(client).weight or 0.0 for client in clients]
+        return self._means(list(zip(weights, clients, (reply.metrics for reply in replies), strict=True)))
+
+    def _means(self, weighted: Sequence[tuple[float, str, Metrics]]) -> dict[str, float]:
+        """Weighted mean of every scalar metric over the clients that have it; what is not finite is left out."""
+        sums: dict[str, float] = {}
+        totals: dict[str, float] = {}
+        for weight, client, metrics in weighted:
+            for name, value in metrics.items():
+                if not isinstance(value, int | float):
+                    continue
+                if not math.isfinite(value):
+                    self.receiver.fault("metric", f"client {client!r}: {name} is {value}; left out of the mean")
+                    continue
+                sums[name] = sums.get(name, 0.0) + weight * value
+                totals[name] = totals.get(name, 0.0) + weight
+        return {name: sums[name] / totals[name] for name in sums if totals[name] > 0}
 
     # ---- evaluation ----------------------------------------------------------------------
 
@@ -304,18 +347,25 @@ class Kimad(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Mean of every metric over the clients that evaluated, by their examples."""
-        taken: list[Reply] = []
-        for message in replies:
-            try:
-                reply = self.receiver.read(message)
-            except ProtocolError as error:
-                self.receiver.fault(error.kind, f"evaluation at node {message.metadata.src_node_id}: {error.detail}")
-                continue
-            nothing = WireError("payload", "an evaluation has none")
-            taken.extend(Reply(r, b"", reply.metrics.get(r.client, {}), nothing) for r in reply.reports)
-        taken.sort(key=lambda reply: reply.report.client)
-        means = _means([(float(reply.report.examples or 0), reply) for reply in taken])
+        answers = [Answer(Asked("evaluate", m.metadata.src_node_id), m) for m in replies]
+        means = self._evaluated(server_round, answers)
         return MetricRecord(dict(means)) if means else None
+
+    def _evaluated(self, server_round: int, answers: Iterable[Answer]) -> dict[str, float]:
+        taken: list[tuple[str, float, Metrics]] = []
+        for answer in answers:
+            node = answer.asked.node_id
+            try:
+                reply = self.receiver.read(answer.message, self.roster.on_node(node))
+                for report in reply.reports:
+                    if (report.status, report.round) != ("evaluated", server_round):
+                        got = f"{report.status!r} of round {report.round}"
+                        raise ProtocolError("stale-attempt", f"{got}, expected 'evaluated' of round {server_round}")
+            except ProtocolError as error:
+                self.receiver.fault(error.kind, f"evaluation at node {node}: {error.detail}")
+                continue
+            taken += [(r.client, float(r.examples or 0), reply.metrics.get(r.client, {})) for r in reply.reports]
+        return self._means([(weight, client, metrics) for client, weight, metrics in sorted(taken, key=lambda t: t[0])])
 
     def _evaluate(
         self,
@@ -332,9 +382,10 @@ class Kimad(Strategy):
             if metrics is not None:
                 result.evaluate_metrics_serverapp[number] = metrics
         elif self.settings.evaluate == "clients":
-            sent = self._exchange.push(self.configure_evaluate(number, result.arrays, config, grid))
-            metrics = self.aggregate_evaluate(number, self.roster.take_hellos(self._exchange.collect(sent, timeout)))
-            if metrics is not None:
+            sent = self._exchange.push("evaluate", self.configure_evaluate(number, result.arrays, config, grid))
+            means = self._evaluated(number, self.roster.take_hellos(self._exchange.collect(sent, timeout)))
+            if means:
+                metrics = MetricRecord(dict(means))
                 result.evaluate_metrics_clientapp[number] = metrics
         if metrics is not None:
             self._round.evaluation = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
@@ -348,7 +399,7 @@ class Kimad(Strategy):
             self._round,
             self.layout,
             time_budget_s=self.settings.time_budget_s,
-            dense_reply_bytes=self.dense_reply_bytes,
+            dense_reply_bytes=self._dense_reply_bytes(self._round.number),
         )
         self.on_round(values, {"round": self._round.number, "train_s": train_wall_s, "round_s": round_wall_s})
 
@@ -371,20 +422,8 @@ class Kimad(Strategy):
             acknowledgement = self.sender.acknowledgement(client, 0, self.network.now_s())
             request = self.sender.request("settle", (acknowledgement,), forget=self.settings.forget)
             messages.append(message_for(grid, write_request(request), "train", known.node_id))
-        self._exchange.collect(self._exchange.push(messages), min(timeout, 60.0))
+        self._exchange.collect(self._exchange.push("settle", messages), min(timeout, 60.0))
 
 
 def _record(arrays: dict[str, NDArray[np.generic]]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
-
-
-def _means(weighted: Sequence[tuple[float, Reply]]) -> dict[str, float]:
-    """Weighted mean of every scalar metric over the replies that have it."""
-    sums: dict[str, float] = {}
-    totals: dict[str, float] = {}
-    for weight, reply in weighted:
-        for name, value in reply.metrics.items():
-            if isinstance(value, int | float):
-                sums[name] = sums.get(name, 0.0) + weight * value
-                totals[name] = totals.get(name, 0.0) + weight
-    return {name: sums[name] / totals[name] for name in sums if totals[name] > 0}

@@ -83,7 +83,7 @@ class Network(Protocol[R]):
     def mean_up_bps(self, client: str) -> float | None:
         """The uplink's mean rate, bit/s; None where nobody knows it."""
 
-    def finish_round(self, sent: Sequence[Sent[R]], deadline_s: float | None) -> RoundEnd[R]:
+    def finish_round(self, sent: Sequence[Sent[R]], deadline_s: float | None, patience_s: float) -> RoundEnd[R]:
         """End a round in which these replies were sent, and move the clock to its end."""
 
 
@@ -128,6 +128,8 @@ class SimulatedNetwork(Generic[R]):
         """Make clients known: (id, index, count)."""
         s = self.settings
         for client, index, count in clients:
+            if client in self._links:
+                continue  # a client that comes back has the link it had
             self._links[client] = make_links(
                 s.kind,
                 client=client,
@@ -168,10 +170,11 @@ class SimulatedNetwork(Generic[R]):
         """The uplink's mean rate, bit/s."""
         return self._links[client].up.mean_bps
 
-    def finish_round(self, sent: Sequence[Sent[R]], deadline_s: float | None) -> RoundEnd[R]:
+    def finish_round(self, sent: Sequence[Sent[R]], deadline_s: float | None, patience_s: float) -> RoundEnd[R]:
         """End the round: at its last reply, or at its deadline if a reply is still under way.
 
-        A round in which nothing was sent ends when the next reply under way arrives.
+        A round in which nothing was sent ends when the next reply under way arrives, or when
+        its client may be asked again: patience_s after it was asked.
         """
         start_s = self._now_s
         replies: dict[str, R] = {}
@@ -185,7 +188,8 @@ class SimulatedNetwork(Generic[R]):
             transfers.append(transfer)
         on_time, late, end_s = split_round(transfers, start_s, deadline_s)
         if not sent and self._under_way:
-            end_s = min(arrived.transfer.finish_s for _, arrived in self._under_way.values())
+            ends = (min(a.transfer.finish_s, since_s + patience_s) for since_s, a in self._under_way.values())
+            end_s = max(start_s, min(ends))
         self._now_s = end_s
         from_before = sorted(
             (a for _, a in self._under_way.values() if a.transfer.finish_s <= end_s), key=lambda a: a.client

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from flwr.app import Message
 
 from compression import UP, Decoded, Header, Layout, Slot, decode, tag4
 from compression.errors import ProtocolError, WireError
+from compression.wire import largest_bytes
 from protocol import Assignment, Attempt, NodeReply, Report, read_reply
 from strategies.memory import ServerMemory
 
@@ -50,6 +51,7 @@ class Receiver:
 
     def __init__(self, experiment: str, layout: Layout, memory: ServerMemory, weights: str) -> None:
         self.experiment, self.layout, self.memory, self.weights = experiment, layout, memory, weights
+        self.most_bytes = largest_bytes(layout)
         self.counts: Counter[str] = Counter()
         self._open: dict[str, Attempt] = {}
 
@@ -66,38 +68,54 @@ class Receiver:
         """Close a client's attempt: no reply to it is accepted any more."""
         self._open.pop(client, None)
 
-    def read(self, message: Message) -> NodeReply:
+    def read(self, message: Message, expected: Collection[str] | None = None) -> NodeReply:
         """A node's reply.
 
+        Args:
+            message: as it came.
+            expected: clients that live on the node that was asked; None: any (a hello).
+
         Raises:
-            ProtocolError: an error reply, a malformed one, or one of another experiment.
+            ProtocolError: an error reply, a malformed one, one of another experiment, one that
+                speaks of a client twice or of a client of another node.
         """
         if message.has_error():
             raise ProtocolError("client-error", f"{message.error.reason or message.error.code}")
         reply = read_reply(message.content)
         if reply.experiment != self.experiment:
             raise ProtocolError("foreign", f"reply of experiment {reply.experiment!r}, expected {self.experiment!r}")
+        clients = [report.client for report in reply.reports]
+        if len(set(clients)) < len(clients):
+            raise ProtocolError("bad-record", "a client stands in the reply more than once, expected once")
+        if expected is not None and (foreign := set(clients) - set(expected)):
+            raise ProtocolError("foreign", f"the reply speaks of {sorted(foreign)!r}, which are not on that node")
         return reply
 
-    def take(self, reply: NodeReply, asked: Mapping[str, Assignment]) -> tuple[dict[str, Reply], dict[str, Report]]:
-        """Sort a node's reports: (updates with their payloads, refusals), by client.
+    def take(self, reply: NodeReply, asked: Mapping[str, Assignment]) -> tuple[dict[str, Reply], dict[str, str]]:
+        """Sort a node's reports: (updates with their payloads, reasons of refusal), by client.
 
         Raises:
-            ProtocolError: a report that answers nothing that was asked.
+            ProtocolError: a report that answers nothing that was asked; nothing is taken then.
         """
-        updates: dict[str, Reply] = {}
-        refusals: dict[str, Report] = {}
         for report in reply.reports:
             assignment = asked.get(report.client)
             if assignment is None or report.attempt != assignment.attempt:
                 raise ProtocolError("stale-attempt", f"an answer to {report.attempt}, which was not asked for")
+        updates: dict[str, Reply] = {}
+        refusals: dict[str, str] = {}
+        for report in reply.reports:
             payload = reply.payloads.get((report.client, report.part))
-            if report.status == "update" and payload is not None:
+            if report.status != "update":
+                refusals[report.client] = report.detail or f"answered {report.status!r}, expected 'update'"
+            elif payload is None:
+                refusals[report.client] = f"an update without its payload {report.part}/{report.client}"
+            elif len(payload) > self.most_bytes:
+                refusals[report.client] = f"a payload of {len(payload)} bytes, expected at most {self.most_bytes}"
+            else:
                 metrics = reply.metrics.get(report.client, {})
                 updates[report.client] = Reply(report, payload, metrics, self._decode(payload))
-            else:
-                refusals[report.client] = report
-                self.close(report.client)
+        for client in refusals:
+            self.close(client)
         return updates, refusals
 
     def accept(self, reply: Reply) -> Decoded:
@@ -114,10 +132,19 @@ class Receiver:
         if isinstance(reply.content, WireError):
             raise reply.content
         self._check(reply.content.header, attempt)
-        examples = reply.report.examples
-        weight = float(examples) if self.weights == "examples" and examples is not None else 1.0
-        self.memory.accept(attempt, reply.payload, reply.content, weight)
+        self.memory.accept(attempt, reply.payload, reply.content, self._weight(reply.report))
         return reply.content
+
+    def _weight(self, report: Report) -> float:
+        """A client's weight; it matters at its first accepted reply only."""
+        if self.weights == "uniform":
+            return 1.0
+        if report.examples is None:
+            if self.memory.client(report.client).weight is None:
+                text = "reports no num-examples among its metrics and weighs 1; return it, or set weights = uniform"
+                self.fault("no-examples", f"client {report.client!r} {text}")
+            return 1.0
+        return float(report.examples)
 
     def _decode(self, payload: bytes) -> Decoded | WireError:
         try:

@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flwr.app import Message
 from flwr.serverapp import Grid
 
 from compression.errors import ConfigError, ProtocolError
 from protocol import Assignment, Report, write_request
-from strategies.exchange import Exchange, message_for
+from strategies.exchange import Answer, Exchange, message_for
 from strategies.network import Network
 from strategies.receive import Receiver
 from strategies.send import Sender
@@ -53,45 +52,64 @@ class Roster:
         self.grid, self.exchange, self.sender, self.receiver, self.network = grid, exchange, sender, receiver, network
         self.clients: dict[str, Client] = {}
         self._greeted: dict[int, float] = {}
+        self._again: set[int] = set()
+        self._index: dict[str, int] = {}
+        self._complete = False
 
     def greet(self) -> None:
-        """Say hello to nodes never met. A hello that stays silent for give_up_after time budgets is said again."""
+        """Say hello to nodes never met. A hello is said again give_up_after time budgets later, not before."""
         s = self.sender.settings
         patience_s = max(s.give_up_after * s.time_budget_s, FIRST_HELLO_S)
         now_s = time.monotonic()
         self._greeted = {node: since_s for node, since_s in self._greeted.items() if now_s - since_s <= patience_s}
         met = {client.node_id for client in self.clients.values()} | set(self._greeted)
-        new = sorted(set(self.grid.get_node_ids()) - met)
+        new = sorted((set(self.grid.get_node_ids()) - met) | self._again)
+        self._again.clear()
+        if not new:
+            return
         request = self.sender.request("hello", (Assignment("", incarnation=self.sender.incarnation),))
         self._greeted.update(dict.fromkeys(new, now_s))
-        self.exchange.push([message_for(self.grid, write_request(request), "train", node) for node in new])
+        self.exchange.push("hello", [message_for(self.grid, write_request(request), "train", node) for node in new])
 
-    def take_hellos(self, replies: Iterable[Message]) -> list[Message]:
-        """Enter the clients that answered a hello; the other replies come back."""
-        rest: list[Message] = []
-        entered: list[tuple[str, int, int]] = []
-        online = set(self.grid.get_node_ids()) if self._greeted else set()
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if node not in self._greeted:
-                rest.append(reply)
+    def greet_again(self, client: str) -> None:
+        """Greet the node of a client that has forgotten the layout."""
+        self._again.add(self.clients[client].node_id)
+
+    def on_node(self, node_id: int) -> frozenset[str]:
+        """The clients that live on a node."""
+        return frozenset(name for name, client in self.clients.items() if client.node_id == node_id)
+
+    def take_hellos(self, answers: Iterable[Answer]) -> list[Answer]:
+        """Enter the clients that answered a hello; the other answers come back."""
+        rest: list[Answer] = []
+        entered: list[str] = []
+        online: set[int] | None = None
+        for answer in answers:
+            if answer.asked.kind != "hello":
+                rest.append(answer)
                 continue
-            del self._greeted[node]
+            online = set(self.grid.get_node_ids()) if online is None else online
+            node = answer.asked.node_id
             try:
-                entered.extend(self._enter(report, node, online) for report in self.receiver.read(reply).reports)
-            except ProtocolError as error:
+                for report in self.receiver.read(answer.message).reports:
+                    self._enter(report, node, online)
+                    entered.append(report.client)
+                self._greeted.pop(node, None)
+            except ProtocolError as error:  # greeted again when its patience is over
                 self.receiver.fault(error.kind, f"node {node} did not say who it is: {error.detail}")
-        self.network.register(entered)
+        if self._complete:
+            self._register(entered)
         return rest
 
     def wait_for_first(self, timeout_s: float) -> None:
         """Wait until all partitions that nodes speak of, and at least min_clients, are known.
 
         Raises:
-            ConfigError: too few answered in time.
+            ConfigError: too few answered in time, or none that can take part.
         """
         least = self.sender.settings.min_clients
-        until_s = time.monotonic() + min(timeout_s, FIRST_HELLO_S)
+        patience_s = min(timeout_s, FIRST_HELLO_S)
+        until_s = time.monotonic() + patience_s
         while True:
             self.greet()
             self.take_hellos(self.exchange.poll())
@@ -101,26 +119,48 @@ class Roster:
             if time.monotonic() > until_s:
                 if len(self.clients) < max(least, 1):
                     raise ConfigError(
-                        f"{len(self.clients)} clients answered within {FIRST_HELLO_S:g} s, expected at least "
+                        f"{len(self.clients)} clients answered within {patience_s:g} s, expected at least "
                         f"min-clients = {least}: start more nodes or lower min-clients"
                     )
                 _log.warning("starting with %d of %d clients; others may join later", len(self.clients), expected)
                 break
             time.sleep(0.05)
+        if all(client.excluded is not None for client in self.clients.values()):
+            raise ConfigError(
+                f"none of the {len(self.clients)} clients can take part: they hold state of another run under the same "
+                f"id {self.sender.settings.experiment!r}; choose another experiment id, or remove that run's folder "
+                "from the clients' state directories"
+            )
+        self._complete = True
+        self._register(list(self.clients))
         _log.info("%d clients said hello", len(self.clients))
 
-    def _enter(self, report: Report, node_id: int, online: set[int]) -> tuple[str, int, int]:
-        """Enter one client: (id, index, count) for the network."""
+    def _register(self, clients: list[str]) -> None:
+        """Tell the network of clients, in the order of their ids: by partition, else by the next free number."""
+        count = max([len(self.clients), *(c.report.count for c in self.clients.values() if c.report.count)])
+        entered: list[tuple[str, int, int]] = []
+        for client in sorted(clients):
+            index = self.clients[client].report.index
+            if client not in self._index:
+                self._index[client] = index if index is not None else len(self._index)
+            entered.append((client, self._index[client], max(count, self._index[client] + 1)))
+        self.network.register(entered)
+
+    def _enter(self, report: Report, node_id: int, online: set[int]) -> None:
         client = report.client
         known = self.clients.get(client)
         if known is not None and known.node_id != node_id and known.node_id in online:
             both = f"nodes {known.node_id} and {node_id} both call themselves client {client!r}"
             raise ProtocolError("cloned-client", f"{both}; give each its own client-id; the second is refused")
-        excluded = None
-        if report.status != "hello" or report.digest != self.receiver.memory.client(client).digest:
-            excluded = f"answered the hello with {report.status}: its memory is not the one known here"
-            self.receiver.fault("lost-memory", f"client {client!r} {excluded}; it takes no further part")
+        if report.status != "hello":
+            raise ProtocolError("bad-record", f"client {client!r} answered a hello with {report.status!r}")
+        entry = self.receiver.memory.client(client)
+        excluded = known.excluded if known is not None else None
+        if entry.accepted is None and report.digest != entry.digest:
+            # Nothing was accepted from it in this run, so it can only be another run's memory. A client that comes
+            # back later settles by the acknowledgement in the next message, and says then if its memory is lost.
+            excluded = "it holds state of another run under the same id"
+            self.receiver.fault("lost-memory", f"client {client!r}: {excluded}; it takes no further part")
+        if known is not None and known.node_id != node_id:
+            self.exchange.give_up([known.node_id])
         self.clients[client] = Client(node_id, report, excluded)
-        count = max(report.count or 0, len(self.clients))
-        index = report.index if report.index is not None and report.index < count else len(self.clients) - 1
-        return client, index, count

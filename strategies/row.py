@@ -73,7 +73,7 @@ def row(r: Round, layout: Layout, *, time_budget_s: float, dense_reply_bytes: in
         "uplink_bytes_by_client": sizes,
         "budget_bytes_by_client": budgets,
         "ratios_by_layer": _ratios(r, layout),
-        "compression_error": error_sq / norm_sq if norm_sq > 0 else 0.0,
+        "compression_error": _finite(error_sq / norm_sq) if norm_sq > 0 else 0.0,
         "train_loss": _finite(r.train_metrics.get("train_loss")),
         "test_loss": _finite(r.evaluation.get("loss")),
         "test_accuracy": _finite(r.evaluation.get("accuracy")),

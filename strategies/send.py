@@ -83,7 +83,7 @@ class Sender:
             time_budget_s=s.time_budget_s if adaptive else None,
             rate_bps=rates.predict(client, reported_bps, now_s) if adaptive else None,
             overhead_s=network.overhead_up_s(client),
-            cap_bytes=s.cap_bytes if adaptive else None,
+            cap_bytes=s.cap_bytes if s.operator != "identity" else None,
             compute_s=network.compute_s(client),
             send_whole=(round_ - 1) % s.whole_every == 0,
             sample_bytes=sample.nbytes if sample else None,

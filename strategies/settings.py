@@ -129,4 +129,5 @@ def optimizers() -> tuple[str, ...]:
     )
 
 
-_NOT: Final = ("Optimizer", "LBFGS", "SparseAdam")  # abstract; needs a closure; needs sparse gradients
+# abstract; needs a closure; needs matrices; needs sparse gradients
+_NOT: Final = ("Optimizer", "LBFGS", "Muon", "SparseAdam")

@@ -24,7 +24,7 @@ from protocol import (
     write_reply,
     write_request,
 )
-from protocol.records import CLIENTS, MESSAGE, PAYLOADS, STYPE
+from protocol.records import CLIENTS, MESSAGE, PAYLOADS, STYPE, SUMS
 
 FULL_ASSIGNMENT = Assignment(
     client="a",
@@ -178,6 +178,28 @@ def test_malformed_reply_is_a_protocol_error(record: str, changes: dict[str, obj
 def test_flowers_record_reports_the_payloads_bytes_and_its_key(size: int) -> None:
     content = write_reply(NodeReply("e", (FULL_REPORT,), payloads={("a", 0): bytes(size)}))
     assert content.array_records[PAYLOADS].count_bytes() == size + len("0/a")
+
+
+@pytest.mark.parametrize(("index", "count"), [(-5, 10), (10, 10), (0, 2**62), (None, 3), (3, None)])
+def test_a_partition_that_cannot_be_is_not_believed(index: int | None, count: int | None) -> None:
+    report = replace(FULL_REPORT, index=index, count=count)
+    got = read_reply(write_reply(NodeReply("e", (report,)))).reports[0]
+    assert (got.index, got.count) == (None, None)
+
+
+def test_bytes_that_are_no_array_are_refused() -> None:
+    content = write_reply(NodeReply("e", (FULL_REPORT,)))
+    content[SUMS] = ArrayRecord({"0": Array(dtype="float64", shape=(3,), stype="numpy.ndarray", data=b"garbage")})
+    with pytest.raises(ProtocolError, match="no array"):
+        read_reply(content)
+
+
+@pytest.mark.parametrize("key", ["9" * 5000 + "/a", "a", "-1/a", "\u0663/a", "/a"])
+def test_a_payload_key_that_is_not_part_and_client_is_refused(key: str) -> None:
+    content = write_reply(NodeReply("e", (FULL_REPORT,)))
+    content[PAYLOADS] = ArrayRecord({key: Array(dtype="uint8", shape=(1,), stype=STYPE, data=b"x")})
+    with pytest.raises(ProtocolError, match="PART/CLIENT"):
+        read_reply(content)
 
 
 def test_payload_under_a_foreign_type_is_refused() -> None:
