@@ -87,6 +87,8 @@ class InProcessGrid(Grid):
         """Answer each message at once; an exception of the app becomes an error reply, as in Flower."""
         ids: list[str] = []
         for message in messages:
+            if message.metadata.dst_node_id not in self.contexts:
+                continue  # the node is gone: nothing is sent
             message_id = str(uuid.uuid4())
             message.metadata.__dict__["_message_id"] = message_id
             context = self.contexts[message.metadata.dst_node_id]

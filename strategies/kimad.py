@@ -201,7 +201,10 @@ class Kimad(Strategy):
         patience_s = s.give_up_after * s.time_budget_s
         may_not = {c for c, since_s in self.network.under_way().items() if current.start_s - since_s < patience_s}
         silent = self._exchange.unanswered("train") | self._exchange.unanswered("evaluate")  # one message a node
-        may_not |= {c for c, client in self.clients.items() if client.excluded is not None or client.node_id in silent}
+        usable = self.roster.online() - silent
+        may_not |= {
+            c for c, client in self.clients.items() if client.excluded is not None or client.node_id not in usable
+        }
         chosen = choose(self.clients, may_not, fraction=s.fraction, seed=s.seed, round_=server_round)
         blob = self.sender.model(self.arrays, server_round)
         messages: list[Message] = []

@@ -71,6 +71,12 @@ class Roster:
         self._greeted.update(dict.fromkeys(new, now_s))
         self.exchange.push("hello", [message_for(self.grid, write_request(request), "train", node) for node in new])
 
+    def online(self) -> frozenset[int]:
+        """Nodes that are there now; messages to those that are not are waited for no longer."""
+        there = frozenset(self.grid.get_node_ids())
+        self.exchange.give_up([c.node_id for c in self.clients.values() if c.node_id not in there])
+        return there
+
     def greet_again(self, client: str) -> None:
         """Greet the node of a client that has forgotten the layout."""
         self._again.add(self.clients[client].node_id)

@@ -70,8 +70,13 @@ def read(arrays: ArrayRecord) -> dict[str, NDArray[Any]]:
 Spoil = Callable[[int, int, dict[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 
 
-def least_squares_app(problem: LeastSquares, step: float, spoil: Spoil | None = None) -> ClientApp:
-    """One gradient step of size `step` on the node's own f_i; `spoil(index, round, arrays)` may change the answer."""
+def least_squares_app(
+    problem: LeastSquares, step: float, spoil: Spoil | None = None, examples: dict[int, float | None] | None = None
+) -> ClientApp:
+    """One gradient step of size `step` on the node's own f_i; `spoil(index, round, arrays)` may change the answer.
+
+    Client i reports 10 (i + 1) examples, or what `examples` says of it; None reports none.
+    """
     app = ClientApp(mods=[kimad_mod])
 
     @app.train()
@@ -88,6 +93,10 @@ def least_squares_app(problem: LeastSquares, step: float, spoil: Spoil | None = 
             assert isinstance(number, int)
             trained = spoil(index, number, trained)
         metrics = MetricRecord({"num-examples": 10 * (index + 1), "train_loss": problem.value(index, x)})
+        if examples is not None and index in examples:
+            del metrics["num-examples"]
+            if (said := examples[index]) is not None:
+                metrics["num-examples"] = said
         return Message(RecordDict({"arrays": record(trained), "metrics": metrics}), reply_to=message)
 
     @app.evaluate()

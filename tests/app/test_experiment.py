@@ -8,9 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 from safetensors.numpy import load_file
 
 from app.cli import main
+from app.config import parse
+from app.experiment import run_experiment
+from app.rundir import RunDir
+from clients import kimad_mod
+from strategies import InProcessGrid
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +77,18 @@ def test_wall_times_stand_apart_from_compared_rows(run_dir: Path) -> None:
 def test_a_used_run_directory_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--run-dir", str(run_dir)]) == 2
     assert str(run_dir) in capsys.readouterr().err
+
+
+def test_a_run_in_which_every_client_fails_still_ends_with_a_summary(tmp_path: Path) -> None:
+    app = ClientApp(mods=[kimad_mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        raise RuntimeError("no camera here")
+
+    config = parse({"num-rounds": 2, "run-dir": str(tmp_path / "run")})
+    grid = InProcessGrid.of_partitions(app, 2, {}, tmp_path / "state")
+    summary = run_experiment(config, grid, "t", RunDir(tmp_path / "run"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
+    assert (summary["rounds"], summary["uplink_bytes"], summary["dense_stopped"]) == (2, 0, "none")
+    assert summary["faults"] == {"client-error": 4}
