@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from app import picture, table
 from app.config import RunConfig
 from app.rundir import DenseStopped, RunDir, summarise
-from clients.tasks import Task, TrainOptions, make_task
+from clients.tasks import Task, make_task
 from strategies import InProcessGrid, Kimad, SimulatedNetwork
 
 DENSE_MOST_ROUNDS: Final = 5000
@@ -141,6 +141,3 @@ def evaluator(task: Task) -> Callable[[int, ArrayRecord], MetricRecord]:
         return MetricRecord(dict(task.test({name: array.numpy() for name, array in arrays.items()})))
 
     return evaluate
-
-
-__all__ = ["TrainOptions", "evaluator", "run_dense", "run_experiment", "to_record"]

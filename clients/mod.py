@@ -181,7 +181,6 @@ def _train(
         trained = {name: array.numpy() for name, array in _only(content.array_records, "ArrayRecord").items()}
         compressed = _compress(layout, received, trained, memory, request, assignment, budget)
     except (UpdateError, LayoutError) as error:
-        store.drop_pending()
         return _Answer(replace(about, status="refused", detail=str(error)), metrics=user_metrics)
     about = replace(about, norm_sq=sum(compressed.norm_sq), error_sq=sum(compressed.error_sq))
     numbers = {name: getattr(about, name) for name in ("examples", "compute_s", "budget_bytes", "norm_sq", "error_sq")}

@@ -198,13 +198,9 @@ class Kimad(Strategy):
         """Steps 1 to 3: one message a chosen client, with the model, its attempt and its budget's inputs."""
         s = self.settings
         self._round = current = Round(server_round, self.network.now_s())
-        patience_s = s.give_up_after * s.time_budget_s
-        may_not = {c for c, since_s in self.network.under_way().items() if current.start_s - since_s < patience_s}
-        silent = self._exchange.unanswered("train") | self._exchange.unanswered("evaluate")  # one message a node
-        usable = self.roster.online() - silent
-        may_not |= {
-            c for c, client in self.clients.items() if client.excluded is not None or client.node_id not in usable
-        }
+        under_way = self.network.under_way().items()
+        may_not = {client for client, since_s in under_way if current.start_s - since_s < s.patience_s}
+        may_not |= self.clients.keys() - self._reachable()
         chosen = choose(self.clients, may_not, fraction=s.fraction, seed=s.seed, round_=server_round)
         blob = self.sender.model(self.arrays, server_round)
         messages: list[Message] = []
@@ -220,6 +216,12 @@ class Kimad(Strategy):
             messages.append(message_for(grid, write_request(request), "train", known.node_id))
         current.downlink_bytes = len(blob) * len(messages)
         return messages
+
+    def _reachable(self) -> set[str]:
+        """Clients that take part and whose node is there and owes no answer: one message a node."""
+        silent = self._exchange.unanswered("train") | self._exchange.unanswered("evaluate")
+        nodes = self.roster.online() - silent
+        return {c for c, client in self.clients.items() if client.excluded is None and client.node_id in nodes}
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -238,8 +240,7 @@ class Kimad(Strategy):
                 self.receiver.close(client)
                 current.refused.setdefault(client, "no reply")
         sent = [Sent(client, len(reply.payload), reply) for client, reply in current.replies.items()]
-        patience_s = self.settings.give_up_after * self.settings.time_budget_s
-        current.end = end = self.network.finish_round(sent, self.settings.deadline_s, patience_s)
+        current.end = end = self.network.finish_round(sent, self.settings.deadline_s, self.settings.patience_s)
         arrived = sorted((*end.on_time, *end.from_before), key=lambda a: a.client)
         for item in arrived:
             self.rates.measured(item.client, item.transfer.sample)
@@ -337,8 +338,8 @@ class Kimad(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One message to each client that takes part: the model. Its bytes count as downlink."""
-        usable = sorted(c for c, client in self.clients.items() if client.excluded is None)
+        """One message to each client that can be reached: the model. Its bytes count as downlink."""
+        usable = sorted(self._reachable())
         blob = self.sender.model(self.arrays, server_round)
         self._round.downlink_bytes += len(blob) * len(usable)
         messages: list[Message] = []

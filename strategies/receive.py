@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from flwr.app import Message
 
-from compression import UP, Decoded, Header, Layout, Slot, decode, tag4
+from compression import UP, Decoded, Expect, Header, Layout, Slot, decode, tag4
 from compression.errors import ProtocolError, WireError
 from compression.wire import largest_bytes
 from protocol import Assignment, Attempt, NodeReply, Report, read_reply
@@ -154,9 +154,12 @@ class Receiver:
 
     def _check(self, header: Header, attempt: Attempt) -> None:
         """The payload must be of this client's attempt, made from the memory known here."""
-        if (header.kind, header.experiment, header.client) != (UP, tag4(self.experiment), tag4(attempt.client)):
-            raise ProtocolError("foreign", "the payload is of another client, experiment or direction")
-        if (header.incarnation, header.round, header.part) != (attempt.incarnation, attempt.round, attempt.part):
-            raise ProtocolError("stale-attempt", f"the payload answers another attempt than {attempt}")
+        whose = Expect(kind=UP, experiment=tag4(self.experiment), client=tag4(attempt.client))
+        which = Expect(incarnation=attempt.incarnation, round=attempt.round, part=attempt.part)
+        for fault, expect in (("foreign", whose), ("stale-attempt", which)):
+            try:
+                expect.check(header)
+            except WireError as error:
+                raise ProtocolError(fault, f"the payload's {error}") from error
         if dict(header.slots).get(Slot.H) != self.memory.client(attempt.client).digest:
             raise ProtocolError("lost-memory", "the payload was made from another memory than the one known here")

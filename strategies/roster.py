@@ -58,8 +58,7 @@ class Roster:
 
     def greet(self) -> None:
         """Say hello to nodes never met. A hello is said again give_up_after time budgets later, not before."""
-        s = self.sender.settings
-        patience_s = max(s.give_up_after * s.time_budget_s, FIRST_HELLO_S)
+        patience_s = max(self.sender.settings.patience_s, FIRST_HELLO_S)
         now_s = time.monotonic()
         self._greeted = {node: since_s for node, since_s in self._greeted.items() if now_s - since_s <= patience_s}
         met = {client.node_id for client in self.clients.values()} | set(self._greeted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,17 +69,10 @@ class Sender:
         """What one client is asked in a round, with the inputs of its own budget."""
         s = self.settings
         now_s = network.now_s()
-        known = self.acknowledgement(client, round_, now_s)
         sample = rates.last_sample(client)
         adaptive = s.operator != "identity" and s.ratio is None
-        return Assignment(
-            client=client,
-            incarnation=known.incarnation,
-            round=round_,
-            accepted_incarnation=known.accepted_incarnation,
-            accepted_round=known.accepted_round,
-            accepted_parts=known.accepted_parts,
-            digest=known.digest,
+        return replace(
+            self.acknowledgement(client, round_, now_s),
             seed=derived_seed(seed=s.seed, client=client, round_=round_, purpose="train"),
             time_budget_s=s.time_budget_s if adaptive else None,
             rate_bps=rates.predict(client, reported_bps, now_s) if adaptive else None,
@@ -89,7 +83,6 @@ class Sender:
             sample_bytes=sample.nbytes if sample else None,
             sample_seconds=sample.seconds if sample else None,
             sample_end_s=sample.at_s if sample else None,
-            now_s=now_s,
         )
 
     def request(

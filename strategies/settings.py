@@ -83,6 +83,11 @@ class Settings:
         if problems := self.problems():
             raise ConfigError(problems)
 
+    @property
+    def patience_s(self) -> float:
+        """Seconds after which a silent client may be asked again."""
+        return self.give_up_after * self.time_budget_s
+
     def problems(self) -> list[str]:
         """One sentence for each wrong setting."""
         found: list[str] = []

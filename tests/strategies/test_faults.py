@@ -168,6 +168,15 @@ def test_a_node_that_does_not_answer_is_not_asked_again_until_it_does(tmp_path: 
     assert len(held) == 1
 
 
+def test_a_node_that_owes_an_answer_is_not_asked_to_evaluate(tmp_path: Path) -> None:
+    run = Run(tmp_path, replace(BASE, evaluate="clients"))
+    # node 2's replies: 0 hello, 1 and 2 the first round's training and evaluation, 3 the second round's training
+    run.grid.tamper = lambda node, count, reply: None if (node, count) == (2, 3) else reply
+    run.start(3, timeout=0.3)
+    blob = run.rows[0]["downlink_bytes"] // 6
+    assert [row["downlink_bytes"] // blob for row in run.rows] == [3 + 3, 3 + 2, 2 + 2]
+
+
 @pytest.mark.parametrize("status", ["lost-memory", "update"])
 def test_a_node_cannot_speak_for_another_nodes_client(tmp_path: Path, status: str) -> None:
     run = Run(tmp_path)
