@@ -1,6 +1,7 @@
 """The `kimad` command line; `python -m app` in a clone.
 
 kimad run [KEY=VALUE ...] [--config FILE] [--clients N] [--run-dir DIR]
+kimad plan [KEY=VALUE ...] [--config FILE] [--clients N] [--json]
 kimad keys
 """
 
@@ -38,6 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("--config", type=Path, help="a TOML file of run keys, as in conf/")
     run.add_argument("--clients", type=int, default=10, help="number of clients (default 10)")
     run.add_argument("--run-dir", type=Path, default=Path("runs/in-process"), help="where results go")
+    plan = commands.add_parser("plan", help="what a run will cost: bytes, seconds and disk, without running it")
+    plan.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="run keys; `kimad keys` lists them")
+    plan.add_argument("--config", type=Path, help="a TOML file of run keys, as in conf/")
+    plan.add_argument("--clients", type=int, default=10, help="number of clients (default 10)")
+    plan.add_argument("--json", action="store_true", help="as one JSON object")
     listing = commands.add_parser("keys", help="list every run key, its default and meaning")
     listing.add_argument("--markdown", action="store_true", help="as docs/run-keys.md")
     arguments = parser.parse_args(argv)
@@ -45,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "keys":
             print(keys_page() if arguments.markdown else keys_text(), end="")
             return 0
-        return _run(arguments)
+        return _plan(arguments) if arguments.command == "plan" else _run(arguments)
     except KimadError as error:
         print(f"kimad: {error}", file=sys.stderr)
         return 2
@@ -70,6 +76,26 @@ def read_settings(settings: Sequence[str], file: Path | None) -> dict[str, Any]:
     return found
 
 
+def _count(arguments: argparse.Namespace) -> int:
+    count: int = arguments.clients
+    if count < 1:
+        raise ConfigError(f"--clients is {count}: expected at least 1")
+    return count
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from app.plan import make_plan, plan_text
+    from clients.tasks import make_task, whole_of
+
+    count = _count(arguments)
+    config = parse(read_settings(arguments.settings, arguments.config))
+    task = make_task(config.task, config.train_options())
+    task.check(count)
+    plan = make_plan(config, task.initial_arrays(), count, whole_of(task))
+    print(json.dumps(plan.as_dict(), indent=2) + "\n" if arguments.json else plan_text(plan, unit=config.unit), end="")
+    return 0
+
+
 def _run(arguments: argparse.Namespace) -> int:
     from app.client_app import app as client_app
     from app.experiment import run_experiment
@@ -77,12 +103,11 @@ def _run(arguments: argparse.Namespace) -> int:
     from strategies import InProcessGrid
 
     config = parse({**read_settings(arguments.settings, arguments.config), "run-dir": str(arguments.run_dir.resolve())})
-    if arguments.clients < 1:
-        raise ConfigError(f"--clients is {arguments.clients}: expected at least 1")
+    count = _count(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.getLogger("flwr").propagate = False
     run_dir = RunDir(config.run_dir)
-    grid = InProcessGrid.of_partitions(client_app, arguments.clients, config.as_dict(), run_dir.path / "clients")
+    grid = InProcessGrid.of_partitions(client_app, count, config.as_dict(), run_dir.path / "clients")
     run_experiment(config, grid, f"in-process-{config.seed}", run_dir)
     return 0
 

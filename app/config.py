@@ -14,11 +14,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bandwidth import LINK_KINDS
+from app.rundir import Target
 from clients.tasks import TASKS, TrainOptions
 from compression.errors import ConfigError, unknown_name
 from strategies.network import LinkSettings
 from strategies.settings import Settings
+
+TRACES = "KIMAD_TRACES"
 
 
 def _kebab(name: str) -> str:
@@ -30,10 +32,16 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_kebab, allow_inf_nan=False)
 
-    task: str = Field("digits", description="built-in task, or module:attr of your own")
+    task: str = Field("digits", description="built-in task (docs/tasks.md), or module:attr of your own")
+    model: str = Field("", description='one of the task\'s models; "": its default')
+    task_args: str = Field("", description='arguments of the task: "kappa = 101.0"')
+    data_dir: str = Field("", description='its data, absolute or relative to $KIMAD_DATA; "": embedded or downloaded')
+    partitioner: str = Field("dirichlet", description="how examples are cut into clients (docs/tasks.md)")
+    partition_args: str = Field("", description='its arguments: "alpha = 0.1"')
     seed: int = Field(1, ge=0, lt=2**63, description="seed of every draw of the run")
     num_rounds: int = Field(200, ge=1, description="most rounds")
     target_accuracy: float = Field(0.95, ge=0, le=1, description="test accuracy at which the run stops; 0: none")
+    target_loss: float = Field(0.0, ge=0, description="test loss at which the run stops, instead of accuracy; 0: none")
     stop_at_target: bool = Field(True, description="whether it stops there")
     run_dir: str = Field("", description='absolute folder for results; "": ~/.kimad/runs/<run id>')
 
@@ -42,16 +50,24 @@ class RunConfig(BaseModel):
     values: str = Field("auto", description="precision of sent values: auto, bf16, fp32, fp64")
     ratio: float = Field(0.0, ge=0, le=1, description="fixed share of values sent; 0: Kimad's budget from bandwidth")
     floor: int = Field(1, ge=1, description="fewest values sent of a layer")
+    floors: str = Field("", description='floors of layers by pattern, counts or ratios: "conv1*=10, fc*=0.01"')
+    errors: str = Field("squared", description="what knapsack adds up over the layers: squared or plain errors")
+    unit: str = Field(
+        "bytes", description="what budgets and links count: bytes, or coordinates (8 bit/s carry one a second)"
+    )
     time_budget: float = Field(1.6, gt=0, description="t: seconds of a round, compute and upload")
     deadline: float = Field(1.5, ge=0, description="a round waits no longer than this many time budgets; 0: for all")
     late: str = Field("absorb", description="replies after the deadline: absorb or drop")
     give_up_after: float = Field(3.0, gt=0, description="time budgets after which a silent client may be asked again")
+    budget_rate: str = Field("estimated", description="rate that budgets are made from: estimated, oracle or mean")
     estimator: str = Field("last", description="uplink prediction: last or ewma")
     initial_rate_bps: float = Field(50_000.0, gt=0, description="uplink rate assumed before the first measurement")
+    max_bytes_per_day: int = Field(0, ge=0, description="most bytes a client sends and receives in a day; 0: no cap")
     max_message_bytes: int = Field(0, ge=0, description="most bytes of one reply; 0: no cap")
     whole: str = Field("", description="comma-separated patterns of arrays that travel whole (running statistics)")
     whole_every: int = Field(1, ge=1, description="whole arrays travel every k rounds")
 
+    sampling: str = Field("fraction", description="fraction: that share each round; poisson: each by itself")
     fraction: float = Field(1.0, gt=0, le=1, description="share of the clients asked in a round")
     min_clients: int = Field(1, ge=1, description="clients that must be known before the first round")
     weights: str = Field("examples", description="clients weigh by examples or uniform")
@@ -61,7 +77,9 @@ class RunConfig(BaseModel):
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
     durability: str = Field("process", description="client state survives a killed process, or (full) a power cut")
 
-    links: str = Field("cellular", description="simulated links: cellular or constant")
+    links: str = Field("cellular", description="kind of simulated links (docs/links.md)")
+    link_args: str = Field("", description='its parameters: "amplitude = 0.95, period_s = 60.0"')
+    link_file: str = Field("", description="file that says who has which link, absolute or relative to $KIMAD_TRACES")
     uplink_bps_min: float = Field(40_000.0, gt=0, description="mean uplink of the slowest client")
     uplink_bps_max: float = Field(120_000.0, gt=0, description="mean uplink of the fastest client")
     downlink_factor: float = Field(4.0, gt=0, description="downlink rate over uplink rate")
@@ -69,9 +87,8 @@ class RunConfig(BaseModel):
     compute_s: float = Field(1.0, ge=0, description="modelled compute seconds of a round")
 
     local_steps: int = Field(5, ge=1, description="local steps a round")
-    batch_size: int = Field(32, ge=1, description="examples a step")
+    batch_size: int = Field(32, ge=0, description="examples a step; 0: all of them")
     local_lr: float = Field(0.3, gt=0, description="local learning rate")
-    dirichlet_alpha: float = Field(0.5, gt=0, description="how alike the clients' labels are; small: unlike")
 
     dense_run: bool = Field(True, description="whether a dense run over the same links follows, for comparison")
     dense_local_lr: float = Field(0.5, gt=0, description="its local learning rate")
@@ -90,26 +107,38 @@ class RunConfig(BaseModel):
             allocation=self.allocation,
             values=self.values,
             floor=self.floor,
+            floors=self.floors,
+            errors=self.errors,
+            unit=self.unit,
+            budget_rate=self.budget_rate,
             ratio=self.ratio or None,
             estimator=self.estimator,
             initial_rate_bps=self.initial_rate_bps,
             cap_bytes=self.max_message_bytes or None,
+            max_bytes_per_day=self.max_bytes_per_day or None,
+            sampling=self.sampling,
             fraction=self.fraction,
             min_clients=self.min_clients,
             weights=self.weights,
-            whole=tuple(p.strip() for p in self.whole.split(",") if p.strip()),
+            whole=patterns(self.whole),
             whole_every=self.whole_every,
             server_optimizer=self.server_optimizer,
             server_lr=self.server_lr,
             evaluate=self.evaluate,
             evaluate_every=self.evaluate_every,
-            target_accuracy=self.target_accuracy or None,
+            target_accuracy=None if self.target_loss else self.target_accuracy or None,
+            target_loss=self.target_loss or None,
             stop_at_target=self.stop_at_target,
             durability=self.durability,
         )
 
+    def target(self) -> Target:
+        """What the run is to reach."""
+        return Target(self.target_loss, loss=True) if self.target_loss else Target(self.target_accuracy)
+
     def link_settings(self) -> LinkSettings:
-        """The simulated network's settings of this run."""
+        """The simulated network's settings of this run. Relative paths start at $KIMAD_TRACES."""
+        folder = os.environ.get(TRACES, "")
         return LinkSettings(
             kind=self.links,
             uplink_bps_min=self.uplink_bps_min,
@@ -118,6 +147,9 @@ class RunConfig(BaseModel):
             overhead_s=self.overhead_s,
             compute_s=self.compute_s,
             seed=self.seed,
+            args=self.link_args,
+            file=os.path.join(folder, os.path.expanduser(self.link_file)) if self.link_file else "",
+            folder=folder,
         )
 
     def train_options(self) -> TrainOptions:
@@ -127,7 +159,11 @@ class RunConfig(BaseModel):
             local_steps=self.local_steps,
             batch_size=self.batch_size,
             local_lr=self.local_lr,
-            dirichlet_alpha=self.dirichlet_alpha,
+            model=self.model,
+            data_dir=self.data_dir,
+            partitioner=self.partitioner,
+            partition_args=self.partition_args,
+            task_args=self.task_args,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -161,11 +197,19 @@ def parse(run_config: Mapping[str, Any]) -> RunConfig:
             raise ConfigError(problems) from None
     if ":" not in config.task and config.task not in TASKS:
         problems.append(unknown_name("task", config.task, TASKS) + " (or module:attr of your own)")
-    if config.links not in LINK_KINDS:
-        problems.append(unknown_name("links", config.links, LINK_KINDS))
     if config.uplink_bps_min > config.uplink_bps_max:
         problems.append(
             f"uplink-bps-min is {config.uplink_bps_min:g}, above uplink-bps-max = {config.uplink_bps_max:g}: swap them"
+        )
+    else:
+        try:
+            config.link_settings()
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if config.link_file and not os.path.isabs(config.link_settings().file):
+        problems.append(
+            f"link-file is {config.link_file!r}: expected an absolute path, because Flower runs the app from a copy; "
+            f"or set {TRACES} to the folder that it counts from"
         )
     if config.deadline and config.deadline < 1:
         problems.append(
@@ -184,6 +228,11 @@ def parse(run_config: Mapping[str, Any]) -> RunConfig:
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def patterns(text: str) -> tuple[str, ...]:
+    """Comma-separated patterns."""
+    return tuple(p.strip() for p in text.split(",") if p.strip())
 
 
 def keys() -> tuple[str, ...]:

@@ -7,6 +7,7 @@ only in the grid.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -16,10 +17,11 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
 from app import picture, table
-from app.config import RunConfig
-from app.rundir import DenseStopped, RunDir, summarise
-from clients.tasks import Task, make_task
+from app.config import RunConfig, patterns
+from app.rundir import DenseStopped, RunDir, Target, summarise
+from clients.tasks import Task, make_task, whole_of
 from strategies import InProcessGrid, Kimad, SimulatedNetwork
+from strategies.receive import Reply
 
 DENSE_MOST_ROUNDS: Final = 5000
 DENSE_NEWS_ROUNDS: Final = 20  # the dense run says something every so many rounds
@@ -55,7 +57,11 @@ def run_experiment(config: RunConfig, grid: Grid, experiment: str, run_dir: RunD
         run_dir.append_wall(wall)
         _log.info("%s", table.live_line(row, rounds=config.num_rounds, dense_bytes=row["uplink_dense_bytes"]))
 
-    strategy = Kimad(config.settings(experiment), SimulatedNetwork(config.link_settings()), on_round=on_round)
+    task.check(None)
+    whole = config.whole or whole_of(task)
+    settings = replace(config.settings(experiment), whole=patterns(whole))
+    network: SimulatedNetwork[Reply] = SimulatedNetwork(config.link_settings())
+    strategy = Kimad(settings, network, on_round=on_round, on_clients=task.check)
     result = strategy.start(
         grid=grid,
         initial_arrays=to_record(task.initial_arrays()),
@@ -69,22 +75,28 @@ def run_experiment(config: RunConfig, grid: Grid, experiment: str, run_dir: RunD
     if config.dense_run and rows and rows[-1]["virtual_s"] <= 0:
         _log.warning("no dense run: nothing was sent in this run, so there is no time to compare with")
     elif config.dense_run and rows:
-        dense_rows, dense_stopped = run_dense(config, len(strategy.clients), experiment, rows, run_dir.sub("dense"))
+        dense_rows, dense_stopped = run_dense(
+            config, len(strategy.clients), experiment, rows, run_dir.sub("dense"), settings.whole
+        )
+    target = config.target()
+    if not target.loss and all(row["test_accuracy"] is None for row in rows):
+        target = Target(0.0, loss=True)  # a task without accuracy
     summary = summarise(
         rows,
         dense_rows,
-        target_accuracy=config.target_accuracy,
+        target=target,
         uplink_dense_bytes=sum(row["uplink_dense_bytes"] for row in rows),
         dense_stopped=dense_stopped,
     )
+    summary["unit"] = config.unit
     summary["faults"] = dict(sorted(strategy.counts.items()))
     drawn = picture.draw(
         run_dir.path / "accuracy.png",
         rows,
         dense_rows,
-        target_accuracy=config.target_accuracy,
-        title=f"{config.task}: {len(strategy.clients)} clients on {config.links} links, "
-        f"{config.uplink_bps_min / 1e3:g} to {config.uplink_bps_max / 1e3:g} kbit/s up",
+        target=target,
+        title=f"{config.task}: {len(strategy.clients)} clients on {links_text(config)}",
+        footnote=picture.FOOTNOTE if config.unit == "bytes" else picture.COORDINATES,
         subtitle=f"{config.operator}, {config.allocation}, time budget {config.time_budget:g} s, seed {config.seed}",
     )
     run_dir.write_summary(summary)  # last: a summary says that everything else is there
@@ -94,7 +106,9 @@ def run_experiment(config: RunConfig, grid: Grid, experiment: str, run_dir: RunD
     return summary
 
 
-def run_dense(config: RunConfig, count: int, experiment: str, rows: Rows, run_dir: RunDir) -> tuple[Rows, DenseStopped]:
+def run_dense(
+    config: RunConfig, count: int, experiment: str, rows: Rows, run_dir: RunDir, whole: tuple[str, ...]
+) -> tuple[Rows, DenseStopped]:
     """Train without compression over the same links, in this process, at the dense run's own step.
 
     It stops at the target, at dense-time-factor times the main run's virtual time, or after DENSE_MOST_ROUNDS.
@@ -104,7 +118,12 @@ def run_dense(config: RunConfig, count: int, experiment: str, rows: Rows, run_di
     limit_s = config.dense_time_factor * rows[-1]["virtual_s"]
     dense = config.model_copy(update={"local_lr": config.dense_local_lr, "operator": "identity"})
     settings = replace(
-        dense.settings(f"{experiment}-dense"), deadline_s=None, stop_at_target=True, stop_after_s=limit_s
+        dense.settings(f"{experiment}-dense"),
+        deadline_s=None,
+        stop_at_target=True,
+        stop_after_s=limit_s,
+        max_bytes_per_day=None,
+        whole=whole,
     )
     dense_rows: Rows = []
 
@@ -123,10 +142,19 @@ def run_dense(config: RunConfig, count: int, experiment: str, rows: Rows, run_di
         num_rounds=DENSE_MOST_ROUNDS,
         evaluate_fn=evaluator(task),
     )
-    accuracy = dense_rows[-1]["test_accuracy"]
-    if config.target_accuracy > 0 and accuracy is not None and accuracy >= config.target_accuracy:
+    if config.target().reached(dense_rows[-1][config.target().field]):
         return dense_rows, "target"
     return dense_rows, "time limit" if dense_rows[-1]["virtual_s"] >= limit_s else "round limit"
+
+
+def links_text(config: RunConfig) -> str:
+    """The links of a run, in a few words."""
+    if config.link_file:
+        return f"the links of {os.path.basename(config.link_file)}"
+    low, high = config.uplink_bps_min, config.uplink_bps_max
+    if config.unit == "coordinates":
+        return f"{config.links} links, {low / 8:g} to {high / 8:g} values/s up"
+    return f"{config.links} links, {low / 1e3:g} to {high / 1e3:g} kbit/s up"
 
 
 def to_record(arrays: Mapping[str, np.ndarray[Any, Any]]) -> ArrayRecord:

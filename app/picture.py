@@ -1,4 +1,7 @@
-"""The picture of a run: test accuracy against virtual time and against uplink bytes, beside the dense run."""
+"""The picture of a run: test accuracy against virtual time and against uplink bytes, beside the dense run.
+
+Where the target is a loss, or there is no accuracy, the loss stands in its place, on a logarithmic axis.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
-from app.rundir import Row
+from app.rundir import Row, Target
 from app.table import human_bytes, human_factor, human_seconds
 from protocol.files import write_atomic
 
-__all__ = ["FOOTNOTE", "Curve", "curve", "draw"]
+__all__ = ["COORDINATES", "FOOTNOTE", "Curve", "curve", "draw"]
 
 FOOTNOTE = "time = compute + uplink; the downlink is not compressed yet and not counted"
+COORDINATES = "unit = coordinates: time counts values sent only, no headers, no indices, no downlink (as in the paper)"
 
 # Okabe and Ito's colours, told apart by every common kind of colour vision; the line styles and markers differ too.
 OURS, DENSE, SOFT, INK = "#0072B2", "#D55E00", "#5f5f5f", "#222222"
@@ -36,34 +40,34 @@ class Curve:
     Args:
         time_s: virtual time at the end of each evaluated round, s.
         up_bytes: uplink bytes of all rounds up to and with each evaluated one.
-        accuracy: test accuracy there, in [0, 1].
-        reached: index of the first that is at least the target; None if none is.
+        values: test accuracy there, in [0, 1], or test loss.
+        reached: index of the first that reaches the target; None if none does.
     """
 
     time_s: tuple[float, ...]
     up_bytes: tuple[float, ...]
-    accuracy: tuple[float, ...]
+    values: tuple[float, ...]
     reached: int | None
 
 
-def curve(rows: Sequence[Row], target_accuracy: float) -> Curve:
+def curve(rows: Sequence[Row], target: Target) -> Curve:
     """The evaluated rounds of a run; the bytes of the others count all the same.
 
     Args:
         rows: the run's rows, in order.
-        target_accuracy: in [0, 1]; 0 is no target.
+        target: what is drawn, and what counts as reached.
     """
     sent_bytes = accumulate(int(row["uplink_bytes"]) for row in rows)
     points = [
-        (float(row["virtual_s"]), float(sent), float(row["test_accuracy"]))
+        (float(row["virtual_s"]), float(sent), float(row[target.field]))
         for row, sent in zip(rows, sent_bytes, strict=True)
-        if row["test_accuracy"] is not None
+        if row[target.field] is not None
     ]
-    reached = next((at for at, point in enumerate(points) if point[2] >= target_accuracy > 0.0), None)
+    reached = next((at for at, point in enumerate(points) if target.reached(point[2])), None)
     return Curve(
         time_s=tuple(point[0] for point in points),
         up_bytes=tuple(point[1] for point in points),
-        accuracy=tuple(point[2] for point in points),
+        values=tuple(point[2] for point in points),
         reached=reached,
     )
 
@@ -81,23 +85,25 @@ def draw(
     rows: Sequence[Row],
     dense_rows: Sequence[Row] | None,
     *,
-    target_accuracy: float,
+    target: Target,
     title: str,
     subtitle: str,
+    footnote: str = FOOTNOTE,
 ) -> Path:
     """Draw a run as one PNG of two panels.
 
-    Left: test accuracy against virtual time, on a logarithmic axis when one run took more than five times as long as
-    the other. Right: against the uplink bytes of all clients together. Where a run reaches the target, the picture says
-    when and after how many bytes, and by which factor the two runs differ.
+    Left: test accuracy, or loss, against virtual time, on a logarithmic axis when one run took more than five times as
+    long as the other. Right: against the uplink bytes of all clients together. Where a run reaches the target, the
+    picture says when and after how many bytes, and by which factor the two runs differ.
 
     Args:
         path: the PNG.
         rows: the run's rows, in order; rounds without an accuracy are left out.
         dense_rows: the dense run's over the same links; None or empty where there was none.
-        target_accuracy: in [0, 1]; 0 is no target.
+        target: what is drawn, and what counts as reached.
         title: first line.
         subtitle: second line.
+        footnote: what the time counts.
 
     Returns:
         The path.
@@ -106,25 +112,22 @@ def draw(
         StateError: the file cannot be written.
     """
     path = Path(path)
-    ours, dense = curve(rows, target_accuracy), curve(dense_rows or (), target_accuracy)
+    ours, dense = curve(rows, target), curve(dense_rows or (), target)
     figure = Figure(figsize=(12.0, 5.6), dpi=130, facecolor="white")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
     figure.subplots_adjust(left=0.065, right=0.98, top=0.79, bottom=0.2, wspace=0.07)
     figure.text(0.065, 0.95, title, fontsize=15, fontweight="bold", color=INK, va="center")
     figure.text(0.065, 0.895, subtitle, fontsize=10.5, color=SOFT, va="center")
-    figure.text(0.065, 0.04, FOOTNOTE, fontsize=9.5, color=SOFT, va="center")
+    figure.text(0.065, 0.04, footnote, fontsize=9.5, color=SOFT, va="center")
 
-    reached = (*ours.accuracy, *dense.accuracy)
-    left.set_ylim(max(0.0, min(reached, default=0.0) - 0.05), max(*reached, target_accuracy, 0.1) + 0.05)
-    left.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    left.set_ylabel("test accuracy", color=INK)
+    _value_axis(left, (*ours.values, *dense.values), target)
     pair = (ours, dense)
     unit_s = _time_axis(left, ours.time_s, dense.time_s)
     times = tuple([value / unit_s for value in one.time_s] for one in pair)
-    _panel(left, times, pair, target_accuracy, lambda x: human_seconds(x * unit_s), ("faster", "slower"))
+    _panel(left, times, pair, target, lambda x: human_seconds(x * unit_s), ("faster", "slower"))
     _bytes_axis(right, (*ours.up_bytes, *dense.up_bytes))
-    _panel(right, (ours.up_bytes, dense.up_bytes), pair, target_accuracy, human_bytes, ("fewer bytes", "more bytes"))
+    _panel(right, (ours.up_bytes, dense.up_bytes), pair, target, human_bytes, ("fewer bytes", "more bytes"))
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="center right", bbox_to_anchor=(0.985, 0.04), ncols=3, frameon=False)
 
@@ -132,6 +135,19 @@ def draw(
     figure.savefig(out, format="png", metadata={"Software": None})
     write_atomic(path, out.getvalue())
     return path
+
+
+def _value_axis(axes: Axes, values: Sequence[float], target: Target) -> None:
+    """Prepare the y axis: per cent of accuracy, or the loss on a logarithmic scale where every loss is above 0."""
+    axes.set_ylabel(target.label, color=INK)
+    if not target.loss:
+        axes.set_ylim(max(0.0, min(values, default=0.0) - 0.05), max(*values, target.value, 0.1) + 0.05)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+        return
+    seen = [value for value in (*values, target.value) if value != 0.0]
+    if seen and min(seen) > 0.0 and min(values, default=1.0) > 0.0:
+        axes.set_yscale("log")
+        axes.set_ylim(min(seen) / 1.5, max(seen) * 1.5)
 
 
 def _logarithmic(axes: Axes, values: Iterable[float]) -> None:
@@ -173,7 +189,7 @@ def _panel(
     axes: Axes,
     positions: Sequence[Sequence[float]],
     curves: Sequence[Curve],
-    target_accuracy: float,
+    target: Target,
     human: Callable[[float], str],
     words: tuple[str, str],
 ) -> None:
@@ -183,7 +199,7 @@ def _panel(
         axes: with its limits and scale already set.
         positions: x of our curve and of the dense one, in the unit of the axis.
         curves: ours and the dense one.
-        target_accuracy: in [0, 1].
+        target: what counts as reached.
         human: names a position to a person.
         words: what a factor above 1 is in our favour, and against us.
     """
@@ -192,9 +208,8 @@ def _panel(
     axes.tick_params(colors=INK, labelsize=9.5)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    if target_accuracy > 0.0:
-        label = f"target {100 * target_accuracy:g} %"
-        axes.axhline(target_accuracy, color=SOFT, linewidth=1.3, linestyle=":", label=label)
+    if target.value > 0.0:
+        axes.axhline(target.value, color=SOFT, linewidth=1.3, linestyle=":", label=f"target {target.text}")
 
     bottom = axes.get_ylim()[0]
     arrivals: list[_Arrival | None] = []
@@ -202,10 +217,10 @@ def _panel(
         arrivals.append(_Arrival(x[-1 if one.reached is None else one.reached], one.reached is not None) if x else None)
         if not x:
             continue
-        axes.plot(x, one.accuracy, color=colour, linestyle=line, linewidth=2.0, label=label, zorder=3)
+        axes.plot(x, one.values, color=colour, linestyle=line, linewidth=2.0, label=label, zorder=3)
         axes.plot(
             x,
-            one.accuracy,
+            one.values,
             color=colour,
             linestyle="",
             marker=marker,
@@ -217,7 +232,7 @@ def _panel(
         )
         if one.reached is None:
             continue
-        at, height = x[one.reached], one.accuracy[one.reached]
+        at, height = x[one.reached], one.values[one.reached]
         axes.plot([at, at], [bottom, height], color=colour, linestyle=line, linewidth=1.0, alpha=0.8)
         axes.plot([at], [height], color=colour, marker="*", markersize=17, markeredgecolor="white", zorder=5)
         room = _across(axes, at)
@@ -237,7 +252,7 @@ def _panel(
 
     ours, dense = arrivals
     verdict = _verdict(ours, dense, words)
-    axes.set_title(_sentence(ours, dense, verdict, target_accuracy, human), loc="left", fontsize=10.5, color=INK)
+    axes.set_title(_sentence(ours, dense, verdict, target, human), loc="left", fontsize=10.5, color=INK)
     if not any(positions):
         axes.text(0.5, 0.4, "no round was evaluated", transform=axes.transAxes, ha="center", color=SOFT, fontsize=12)
     if ours and dense and verdict and abs(_across(axes, ours.at) - _across(axes, dense.at)) > 0.2:
@@ -246,14 +261,14 @@ def _panel(
         )[0]
         axes.annotate(
             "",
-            (ours.at, target_accuracy),
-            xytext=(dense.at, target_accuracy),
+            (ours.at, target.value),
+            xytext=(dense.at, target.value),
             zorder=5,
             arrowprops={"arrowstyle": "<->", "color": INK, "linewidth": 1.4, "shrinkA": 9, "shrinkB": 9},
         )
         axes.annotate(
             verdict[0],
-            (middle, target_accuracy),
+            (middle, target.value),
             ha="center",
             va="center",
             color=INK,
@@ -290,18 +305,17 @@ def _sentence(
     ours: _Arrival | None,
     dense: _Arrival | None,
     verdict: tuple[str, str] | None,
-    target_accuracy: float,
+    target: Target,
     human: Callable[[float], str],
 ) -> str:
     """Say when each run reaches the target and by which factor they differ; nothing where there is no target."""
-    if target_accuracy == 0.0:
+    if target.value == 0.0:
         return ""
 
     def when(one: _Arrival) -> str:
         return f"after {human(one.at)}" if one.reached else f"not within {human(one.at)}"
 
-    target = f"{100 * target_accuracy:g} %"
-    said = f"{target} {when(ours)}" if ours else f"{target} not reached"
+    said = f"{target.text} {when(ours)}" if ours else f"{target.text} not reached"
     if dense:
         said += f", dense {when(dense)}"
     if verdict:

@@ -28,7 +28,7 @@ from safetensors.numpy import save
 from compression.errors import ConfigError, StateError
 from protocol.files import sync_directory, write_atomic
 
-__all__ = ["ROW_FIELDS", "DenseStopped", "Row", "RunDir", "count", "read_rows", "summarise"]
+__all__ = ["ROW_FIELDS", "DenseStopped", "Row", "RunDir", "Target", "count", "read_rows", "summarise"]
 
 Row = Mapping[str, Any]
 DenseStopped = Literal["target", "time limit", "round limit", "none"]
@@ -59,6 +59,52 @@ ROW_FIELDS = frozenset(
     }
 )
 """What every row must have; more is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a run is to reach: a test accuracy or, where `loss` says so, a test loss.
+
+    Args:
+        value: the accuracy, in [0, 1], or the loss, at least 0; 0 is no target.
+        loss: whether it is a loss, which falls.
+
+    Raises:
+        ConfigError: the value is out of range.
+
+    >>> Target(0.95).text, Target(1e-6, loss=True).text
+    ('95 %', 'loss 1e-06')
+    """
+
+    value: float
+    loss: bool = False
+
+    def __post_init__(self) -> None:
+        if self.loss and not 0.0 <= self.value < math.inf:
+            raise ConfigError(f"target loss is {self.value!r}; expected a finite number, at least 0")
+        if not self.loss and not 0.0 <= self.value <= 1.0:
+            raise ConfigError(f"target accuracy is {self.value!r}; expected a number in [0, 1]")
+
+    @property
+    def field(self) -> str:
+        """Field of a row that it is compared with."""
+        return "test_loss" if self.loss else "test_accuracy"
+
+    @property
+    def label(self) -> str:
+        """What the field is called in a picture."""
+        return "test loss" if self.loss else "test accuracy"
+
+    @property
+    def text(self) -> str:
+        """The target as a person says it."""
+        return f"loss {self.value:g}" if self.loss else f"{100.0 * self.value:g} %"
+
+    def reached(self, value: float | None) -> bool:
+        """Whether a figure is at the target or beyond."""
+        if value is None or self.value == 0.0:
+            return False
+        return value <= self.value if self.loss else value >= self.value
 
 
 def _plain(value: object, where: str) -> object:
@@ -249,15 +295,9 @@ def count(value: object) -> int:
     raise StateError(f"{value!r} counts no clients; expected a number, a list or a mapping")
 
 
-def _rounds_to(rows: Sequence[Row], target_accuracy: float) -> int | None:
-    """Rounds up to and with the first whose test accuracy is at least the target; None if none is, or no target."""
-    if target_accuracy == 0.0:
-        return None
-    for at, row in enumerate(rows, start=1):
-        accuracy = row["test_accuracy"]
-        if accuracy is not None and accuracy >= target_accuracy:
-            return at
-    return None
+def _rounds_to(rows: Sequence[Row], target: Target) -> int | None:
+    """Rounds up to and with the first that reaches the target; None if none does, or there is no target."""
+    return next((at for at, row in enumerate(rows, start=1) if target.reached(row[target.field])), None)
 
 
 def _total(rows: Sequence[Row], field: str) -> int:
@@ -268,19 +308,19 @@ def summarise(
     rows: Sequence[Row],
     dense_rows: Sequence[Row] | None,
     *,
-    target_accuracy: float,
+    target: Target,
     uplink_dense_bytes: int,
     dense_stopped: DenseStopped = "none",
 ) -> dict[str, Any]:
     """Figures of a whole run, beside the dense run over the same links.
 
-    A target counts as reached at the end of the first round whose test accuracy is at least the target: that instant
-    is `virtual_s` of the row. What cannot be told is None, never 0.
+    A target counts as reached at the end of the first round whose test accuracy, or loss, reaches it: that instant is
+    `virtual_s` of the row. What cannot be told is None, never 0.
 
     Args:
         rows: the run's rows, in order.
         dense_rows: the dense run's, in order; None or empty where there was none.
-        target_accuracy: in [0, 1]; 0 is no target.
+        target: what counts as reached.
         uplink_dense_bytes: what the clients of `rows` would have sent up uncompressed.
         dense_stopped: why the dense run ended; "none" where there was none.
 
@@ -295,8 +335,6 @@ def summarise(
     """
     dense = dense_rows or ()
     problems = []
-    if not 0.0 <= target_accuracy <= 1.0:
-        problems.append(f"target accuracy is {target_accuracy!r}; expected a number in [0, 1]")
     if uplink_dense_bytes < 0:
         problems.append(f"uplink_dense_bytes is {uplink_dense_bytes!r}; expected bytes, at least 0")
     if dense_stopped not in get_args(DenseStopped):
@@ -306,12 +344,14 @@ def summarise(
     if problems:
         raise ConfigError(problems)
 
-    reached = _rounds_to(rows, target_accuracy)
-    dense_reached = _rounds_to(dense, target_accuracy)
+    reached = _rounds_to(rows, target)
+    dense_reached = _rounds_to(dense, target)
     seconds = None if reached is None else float(rows[reached - 1]["virtual_s"])
     dense_seconds = None if dense_reached is None else float(dense[dense_reached - 1]["virtual_s"])
     at_least = float(dense[-1]["virtual_s"]) if dense and dense_seconds is None else None
     accuracies = [float(row["test_accuracy"]) for row in rows if row["test_accuracy"] is not None]
+    losses = [float(row["test_loss"]) for row in rows if row["test_loss"] is not None]
+    dense_losses = [float(row["test_loss"]) for row in dense if row["test_loss"] is not None]
     dense_accuracies = [float(row["test_accuracy"]) for row in dense if row["test_accuracy"] is not None]
     uplink_bytes = _total(rows, "uplink_bytes")
     return {
@@ -321,6 +361,7 @@ def summarise(
         "deadline_misses": _total(rows, "deadline_misses"),
         "dense_best_accuracy": max(dense_accuracies, default=None),
         "dense_final_accuracy": dense_accuracies[-1] if dense_accuracies else None,
+        "dense_final_loss": dense_losses[-1] if dense_losses else None,
         "dense_rounds": len(dense),
         "dense_rounds_to_target": dense_reached,
         "dense_run_uplink_bytes": _total(dense[:dense_reached], "uplink_bytes") if dense else None,
@@ -329,6 +370,7 @@ def summarise(
         "dense_virtual_seconds": float(dense[-1]["virtual_s"]) if dense else None,
         "downlink_bytes": _total(rows, "downlink_bytes"),
         "final_accuracy": accuracies[-1] if accuracies else None,
+        "final_loss": losses[-1] if losses else None,
         "late": _total(rows, "late"),
         "refused": _total(rows, "refused"),
         "rounds": len(rows),
@@ -336,7 +378,8 @@ def summarise(
         "seconds_to_target": seconds,
         "speedup": _ratio(dense_seconds, seconds),
         "speedup_at_least": _ratio(at_least, seconds),
-        "target_accuracy": target_accuracy,
+        "target_accuracy": 0.0 if target.loss else target.value,
+        "target_loss": target.value if target.loss else 0.0,
         "uplink_bytes": uplink_bytes,
         "uplink_bytes_to_target": None if reached is None else _total(rows[:reached], "uplink_bytes"),
         "uplink_dense_bytes": uplink_dense_bytes,

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from app.rundir import Row, count
+from app.rundir import Row, Target, count
 
 __all__ = ["closing_table", "human_bytes", "human_factor", "human_seconds", "live_line"]
 
@@ -66,6 +66,19 @@ def _percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{100.0 * fraction:.1f} %"
 
 
+def _short(loss: float) -> str:
+    """A loss in six characters, where that says anything.
+
+    >>> _short(0.6931), _short(3.2e-7), _short(0.0)
+    ('0.6931', '3.2e-07', '0.0000')
+    """
+    return f"{loss:.2g}" if 0.0 < abs(loss) < 1e-3 else f"{loss:.4f}"
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
 def live_line(row: Row, *, rounds: int | None = None, dense_bytes: int | None = None) -> str:
     """One line about one round.
 
@@ -96,7 +109,7 @@ def live_line(row: Row, *, rounds: int | None = None, dense_bytes: int | None = 
             head,
             f"{human_seconds(row['virtual_s']):>8}",
             f"accuracy {_percent(row['test_accuracy']):>7}",
-            f"loss {'-' if loss is None else format(loss, '.4f'):>6}",
+            f"loss {'-' if loss is None else _short(loss):>6}",
             f"up {human_bytes(up_bytes):>8}{saved}",
             f"late {count(row['late'])}",
             f"missed {row['deadline_misses']}",
@@ -122,7 +135,8 @@ def closing_table(summary: Row, *, width: int = 78) -> str:
         return "-" if value is None else human_bytes(value)
 
     dense = summary["dense_stopped"] != "none"
-    target = f"{100.0 * summary['target_accuracy']:.4g} %"
+    goal = Target(summary["target_loss"], loss=True) if summary["target_loss"] else Target(summary["target_accuracy"])
+    target = goal.text
     table = Table(box=box.ASCII, show_edge=False, title_justify="left", pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("this run", justify="right", no_wrap=True)
@@ -135,12 +149,14 @@ def closing_table(summary: Row, *, width: int = 78) -> str:
     def plain(value: Any) -> str:
         return "-" if value is None else str(value)
 
-    if summary["target_accuracy"] > 0.0:
+    if goal.value > 0.0:
         add(f"time to {target}", seconds(summary["seconds_to_target"]), seconds(summary["dense_seconds_to_target"]))
         add(f"rounds to {target}", plain(summary["rounds_to_target"]), plain(summary["dense_rounds_to_target"]))
         # The dense run's bytes end at its target; where it never got there they compare with nothing.
         dense_bytes = summary["dense_run_uplink_bytes"] if summary["dense_seconds_to_target"] is not None else None
         add(f"uplink to {target}", size(summary["uplink_bytes_to_target"]), size(dense_bytes))
+    if summary["final_accuracy"] is None and summary["final_loss"] is not None:
+        add("final loss", f"{summary['final_loss']:.4g}", _loss(summary["dense_final_loss"]))
     add("final accuracy", _percent(summary["final_accuracy"]), _percent(summary["dense_final_accuracy"]))
     add("best accuracy", _percent(summary["best_accuracy"]), _percent(summary["dense_best_accuracy"]))
     add("rounds", str(summary["rounds"]), str(summary["dense_rounds"]))
@@ -153,9 +169,12 @@ def closing_table(summary: Row, *, width: int = 78) -> str:
     add("budgets missed", str(summary["budget_misses"]))
     add("replies refused", str(summary["refused"]))
 
+    unit = summary.get("unit", "bytes")
     out = io.StringIO()
     Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False).print(table)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    if unit == "coordinates":
+        lines.append("Time counts values sent only (unit = coordinates): no headers, no indices.")
     if summary["speedup"] is not None:
         lines.append(f"{target} took the dense run {human_factor(summary['speedup'])} as long.")
     elif summary["speedup_at_least"] is not None:

@@ -6,7 +6,8 @@ The user's `train` finds the model under "arrays" and its settings under "config
 any Flower strategy, and returns the trained model under "arrays" and its metrics under
 "metrics" ("num-examples" among them). Everything else - settling, the byte budget, the
 difference to the memory, compression, the durable pending reply - happens here.
-Messages of other strategies pass through untouched.
+Messages of other strategies pass through untouched. Apps made with client_fn are asked in
+their own words (clients/legacy.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from numpy.typing import NDArray
 
 from bandwidth import Estimate, Sample, make_estimator, uplink_budget_bytes
 from bandwidth.estimators import from_dict, to_dict
-from compression import UP, Compressed, Header, Layout, Scheme, Slot, compress, decode, difference, tag4
+from clients.legacy import instructions, is_legacy, result
+from compression import UP, Compressed, Header, Layout, Scheme, Slot, compress, decode, difference, parse_floors, tag4
 from compression.errors import LayoutError, ProtocolError, UpdateError
 from protocol import (
     Assignment,
@@ -44,7 +46,7 @@ from protocol.messages import with_content
 from protocol.records import ARRAYS, CONFIG
 from protocol.store import default_root
 
-CODINGS: Final = "dense,rice"  # what this client can decode
+CODINGS: Final = "dense,rice,seed"  # what this client can decode
 NUM_EXAMPLES: Final = "num-examples"
 R = TypeVar("R")
 
@@ -116,6 +118,7 @@ def _answer(
         codings=CODINGS,
         index=_int(context.node_config.get("partition-id")),
         count=_int(context.node_config.get("num-partitions")),
+        max_bytes_per_day=_int(context.node_config.get("max-bytes-per-day")),
     )
     if layout is None:
         return _Answer(about)
@@ -233,8 +236,18 @@ def _compress(
         parts=assignment.part_count,
         slots=((Slot.H, memory.digest),),
     )
-    scheme = Scheme(request.operator, request.allocation, request.values, request.ratio, request.floor)
-    compressed = compress(layout, header, deltas, whole if assignment.send_whole else None, scheme, budget)
+    scheme = Scheme(
+        operator=request.operator,
+        allocation=request.allocation,
+        values=request.values,
+        ratio=request.ratio,
+        floor=request.floor,
+        floors=parse_floors(request.floors),
+        errors=request.errors,
+        unit=request.unit,
+    )
+    sent_whole = whole if assignment.send_whole else None
+    compressed = compress(layout, header, deltas, sent_whole, scheme, budget, seed=assignment.seed)
     for position, h, update in zip(layout.compressed, memory.h, compressed.updates, strict=True):
         kept = h if update.indices is None else h[update.indices]
         if not np.isfinite(kept + update.values).all():
@@ -250,16 +263,20 @@ def _call_user(
     config: Mapping[str, bool | int | float | str | bytes],
 ) -> RecordDict:
     """Hand the user's code an ordinary Flower message; give back what it returned."""
-    inner = RecordDict(
-        {
-            ARRAYS: ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()}),
-            CONFIG: ConfigRecord(dict(config)),
-        }
-    )
+    kind = message.metadata.message_type
+    if of_client_fn := is_legacy(call_next):
+        inner = instructions(kind, arrays, config)
+    else:
+        inner = RecordDict(
+            {
+                ARRAYS: ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()}),
+                CONFIG: ConfigRecord(dict(config)),
+            }
+        )
     reply = call_next(with_content(message, inner), context)
     if reply.has_error():
         raise ProtocolError("user-code", f"the app's own code failed: {reply.error.reason}")
-    return reply.content
+    return result(kind, reply.content, list(arrays)) if of_client_fn else reply.content
 
 
 def _evaluate(

@@ -9,6 +9,8 @@ from compression.compressor import (
     compress,
     dense_bytes_on_wire,
     guaranteed_alpha,
+    idle_floors,
+    parse_floors,
     smallest_bytes,
 )
 from compression.feedback import accumulate, difference, move
@@ -50,7 +52,9 @@ __all__ = [
     "difference",
     "encode",
     "guaranteed_alpha",
+    "idle_floors",
     "move",
+    "parse_floors",
     "peek",
     "predicted_bytes",
     "smallest_bytes",

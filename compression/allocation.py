@@ -8,27 +8,34 @@ walks the path with exact sizes.
 - `hull` (fast Kimad+): the lower convex hull of each layer's (bytes, squared error) points,
   spent in the order of slope. On convex points greedy is optimal at every vertex (Lagrange),
   and real tables of TopK errors are convex but for padding and the step to dense.
+- `global`: one threshold of magnitude for all layers, a TopK of the concatenated model: the
+  least squared error at its total K, whatever the bytes.
+- `knapsack` (the paper's Kimad+) is no path: a dynamic programme over 50 ratios (knapsack.py).
 
-(algorithms.md, section 4: Kimad, Kimad+. The paper's Kimad+ is a dynamic programme over 50
-ratios; the hull reaches within 0.2 % of its dual bound in a fortieth of its time.)
+What a path counts is `Sizes.model`: bytes, or values when the budget counts those.
+(algorithms.md, section 4: Kimad, Kimad+; docs/allocation.md compares them.)
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compression.indices import SEED_BYTES
 from compression.registry import Registry
 from compression.selection import SMALL
 
 Counts = NDArray[np.int64]
 POINTS = 48  # K values of a layer between its floor and its size
 TABLE_SAMPLE = 1 << 15
+
+
+SizeModel = Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,12 +46,14 @@ class Sizes:
         d: elements.
         itemsize: bytes a value takes on the wire.
         floor: least K; cap: largest K.
+        model: (K, d, itemsize), arrays that broadcast -> expected size of a record in the budget's unit.
     """
 
     d: Counts
     itemsize: Counts
     floor: Counts
     cap: Counts
+    model: SizeModel = field(default_factory=lambda: modelled_bytes)
 
 
 class Path(Protocol):
@@ -94,6 +103,16 @@ def error_table(x: NDArray[Any]) -> ErrorTable:
     return ErrorTable(np.arange(wide.size + 1, dtype=np.float64) * scale, errors * np.float64(scale))
 
 
+def exact_table(x: NDArray[Any]) -> NDArray[np.float64]:
+    """Sum of the n smallest squares for n = 0 .. d, added from the small end in float64; shape (d + 1,)."""
+    squares = np.sort(np.abs(x)).astype(np.float64)
+    errors = np.zeros(x.size + 1, dtype=np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.multiply(squares, squares, out=squares)
+        np.cumsum(squares, out=errors[1:])
+    return errors
+
+
 def refined_table(table: ErrorTable, d: int, magnitudes: NDArray[Any], rest_sq: float) -> ErrorTable:
     """The table made exact where the n largest magnitudes are known; the rest is scaled to meet it."""
     wide = np.sort(magnitudes).astype(np.float64)
@@ -125,6 +144,19 @@ def modelled_bytes(k: NDArray[Any], d: NDArray[Any], itemsize: NDArray[Any]) -> 
     return size
 
 
+def seeded_bytes(k: NDArray[Any], d: NDArray[Any], itemsize: NDArray[Any]) -> NDArray[np.float64]:
+    """Bytes of a record whose positions travel as a seed; arrays that broadcast together."""
+    lead = 3.0 + np.maximum(0.0, np.floor(np.log2(np.maximum(k, 1)) / 7))
+    sparse = lead + np.where(k > 0, SEED_BYTES + k * itemsize, 0.0)
+    size: NDArray[np.float64] = np.minimum(sparse, 2.0 + d * itemsize)
+    return size
+
+
+def coordinates(k: NDArray[Any], d: NDArray[Any], itemsize: NDArray[Any]) -> NDArray[np.float64]:
+    """Values sent, as the Kimad paper's toy counts them; arrays that broadcast together."""
+    return np.asarray(k + 0.0 * (d + itemsize), dtype=np.float64)
+
+
 def _at_ratio(sizes: Sizes, ratio: Any) -> Counts:
     counts: Counts = np.floor(ratio * sizes.d).astype(np.int64)
     return np.minimum(np.maximum(counts, sizes.floor), sizes.cap)
@@ -137,7 +169,7 @@ class _Uniform:
         ratios = np.concatenate(([0.0], np.geomspace(0.5 / longest, 1.0, 96)))
         rows, times = np.unique(np.stack((sizes.d, sizes.itemsize, sizes.floor, sizes.cap)), axis=1, return_counts=True)
         unlike = Sizes(*rows)
-        totals = modelled_bytes(_at_ratio(unlike, ratios[:, None]), unlike.d, unlike.itemsize) @ times
+        totals = sizes.model(_at_ratio(unlike, ratios[:, None]), unlike.d, unlike.itemsize) @ times
         totals = np.maximum.accumulate(totals)
         first = np.concatenate((totals[1:] > totals[:-1], [True]))
         self._ratios, self._totals = ratios[first], totals[first]
@@ -169,8 +201,8 @@ class _Hull:
             low, high, d = int(sizes.floor[layer]), int(sizes.cap[layer]), int(sizes.d[layer])
             grid = np.geomspace(max(low, 1), max(high, 1), POINTS) if high > low else np.array([high])
             k = np.unique(np.concatenate(([low], np.ceil(grid), [high])).astype(np.int64).clip(low, high))
-            size = modelled_bytes(k, sizes.d[layer : layer + 1], sizes.itemsize[layer : layer + 1])
-            full = size >= 2.0 + d * int(sizes.itemsize[layer])
+            size = sizes.model(k, sizes.d[layer : layer + 1], sizes.itemsize[layer : layer + 1])
+            full = size >= sizes.model(*(np.array([n]) for n in (d, d, int(sizes.itemsize[layer]))))
             if high == d and bool(full.any()):  # dense sends all values: the first dense point has no error
                 at = int(np.argmax(full))
                 k, size = np.append(k[:at], d), size[: at + 1]
@@ -234,6 +266,75 @@ def hull(sizes: Sizes, tables: Sequence[ErrorTable]) -> Path:
     return _Hull(sizes, tables)
 
 
+class _Scaled:
+    """A path in values, ordered by the modelled size of its vectors."""
+
+    def __init__(self, sizes: Sizes, inner: Path, points: Sequence[float]) -> None:
+        self._inner = inner
+        totals = [float(sizes.model(inner.counts(at), sizes.d, sizes.itemsize).sum()) for at in points]
+        self._totals = np.maximum.accumulate(np.array(totals))
+        self._points = np.array(points)
+        self.least, self.most = float(self._totals[0]), float(self._totals[-1])
+
+    def counts(self, size: float) -> Counts:
+        if size >= self.most:
+            return self._inner.counts(float(self._points[-1]))
+        if size <= self.least:
+            return self._inner.counts(float(self._points[0]))
+        at = max(1, int(np.searchsorted(self._totals, size, side="right")))
+        low, high = self._totals[at - 1], self._totals[at]
+        share = (size - low) / (high - low)
+        return self._inner.counts(float(self._points[at - 1] + share * (self._points[at] - self._points[at - 1])))
+
+
+def _points(least: float, most: float) -> list[float]:
+    return [least, *(least + np.geomspace(1.0, most - least, 64)).tolist()] if most > least + 1 else [least, most]
+
+
+def global_(sizes: Sizes, tables: Sequence[ErrorTable]) -> Path:
+    """One threshold for all layers, as far as tables of errors know it.
+
+    With a value's squared magnitude as the error that sending it saves, the greedy of slopes per
+    value IS the threshold. `GlobalTopK` is the exact one.
+    """
+    inner = _Hull(Sizes(sizes.d, sizes.itemsize, sizes.floor, sizes.cap, coordinates), tables)
+    return _Scaled(sizes, inner, _points(inner.least, inner.most))
+
+
+class _Threshold:
+    """The exact global TopK: a path over its total, as far down as all magnitudes are known."""
+
+    def __init__(self, sizes: Sizes, magnitudes: Sequence[NDArray[Any]], complete: Sequence[bool]) -> None:
+        self._floor, self._cap = sizes.floor, sizes.cap
+        everything = np.concatenate([m.astype(np.float64) for m in magnitudes])
+        layers = np.repeat(np.arange(len(magnitudes)), [m.size for m in magnitudes])
+        order = np.argsort(-everything, kind="stable")  # ties: the earlier layer first
+        self._layers = layers[order]
+        bounds = [float(m.min()) for m, done in zip(magnitudes, complete, strict=True) if not done and m.size]
+        unknown = any(not done and not m.size and d for m, done, d in zip(magnitudes, complete, sizes.d, strict=True))
+        known = int(np.searchsorted(-everything[order], -max(bounds), side="left")) if bounds else everything.size
+        self.least, self.most = 0.0, 0.0 if unknown else float(known)
+
+    def counts(self, size: float) -> Counts:
+        found = np.bincount(self._layers[: int(size)], minlength=self._floor.size)
+        return np.minimum(np.maximum(found.astype(np.int64), self._floor), self._cap)
+
+
+def global_topk(sizes: Sizes, magnitudes: Sequence[NDArray[Any]], complete: Sequence[bool]) -> Path:
+    """One threshold for all layers, exactly.
+
+    Args:
+        sizes: the layers.
+        magnitudes: of each layer's largest values, in any order: a superset of its K largest.
+        complete: whether these are all that are not zero.
+
+    Returns:
+        a path that ends where some layer's magnitudes are no longer known.
+    """
+    inner = _Threshold(sizes, magnitudes, complete)
+    return _Scaled(sizes, inner, _points(inner.least, inner.most))
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """One way to split a budget.
@@ -242,18 +343,20 @@ class Allocation:
         id: not on the wire; keeps the registry's order.
         name: name in a configuration.
         tables: needs a table of errors for each layer (else it gets none).
-        path: (sizes, tables) -> path.
+        path: (sizes, tables) -> path; None: no path but a choice on a grid (knapsack.py).
     """
 
     id: int
     name: str
     tables: bool
-    path: Callable[[Sizes, Sequence[ErrorTable]], Path]
+    path: Callable[[Sizes, Sequence[ErrorTable]], Path] | None
 
 
 ALLOCATIONS: Registry[Allocation] = Registry("allocation")
 UNIFORM = ALLOCATIONS.register(Allocation(0, "uniform", False, uniform))
 HULL = ALLOCATIONS.register(Allocation(1, "hull", True, hull))
+GLOBAL = ALLOCATIONS.register(Allocation(2, "global", True, global_))
+KNAPSACK = ALLOCATIONS.register(Allocation(3, "knapsack", False, None))
 
 
 def fit(path: Path, total: Callable[[Counts], int], budget_bytes: int) -> tuple[Counts, bool]:

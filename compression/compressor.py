@@ -1,25 +1,33 @@
 """From an update and a budget to one message: select, allocate, round, encode.
 
 The budget counts every byte of the payload. A message ends within 1 % below it, unless all
-that is not zero fits, or it is shorter than 4 kB, or an element limit (`ratio`) binds.
+that is not zero fits, or it is shorter than 4 kB, or an element limit (`ratio`) binds, or the
+allocation is `knapsack`, which knows 50 ratios a layer and nothing between.
+
+With unit "coordinates", as in the Kimad paper's toy problem, the budget counts values sent and
+nothing else. Then no more than K values of a layer that are not zero go out, even where its
+record is written dense.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compression import allocation as al
+from compression import knapsack
 from compression.allocation import ALLOCATIONS, Counts, ErrorTable, Sizes
-from compression.errors import ConfigError, LayoutError, UpdateError
-from compression.indices import rice_bytes_bound
+from compression.errors import ConfigError, LayoutError, UpdateError, unknown_name
+from compression.indices import rice_bytes_bound, seeded_support
 from compression.layout import Layer, Layout
 from compression.operators import OPERATORS
+from compression.randomness import words
 from compression.selection import Buffers, Candidates, candidates, largest, sum_squares
 from compression.values import VALUES, ValueCoding, coding_for
 from compression.wire import (
@@ -31,11 +39,16 @@ from compression.wire import (
     encode,
     first_non_finite,
     header_bytes,
+    seeded_record_bytes,
     sparse_record_bytes,
     varint_bytes,
+    whole_record_bytes,
 )
 
 AUTO, NATIVE_NAME = "auto", "native"
+UNITS = ("bytes", "coordinates")
+ERRORS = ("squared", "plain")
+Floors = tuple[tuple[str, float], ...]
 SLACK = 2.5  # standard deviations a sampled bound is lowered by: a few more candidates against a rare second pass
 
 
@@ -50,6 +63,10 @@ class Scheme:
             native for identity). A layer never gets a wider coding than its own dtype.
         ratio: most that is kept of each layer, in (0, 1]; without a budget, exactly that.
         floor: least K of every non-empty layer (EF21 needs alpha > 0 in each).
+        floors: of single layers, as (fnmatch pattern of names, value): a value of 1 or more is a
+            count, below 1 a share of the layer. The first pattern that fits wins, else `floor`.
+        errors: what knapsack adds up over the layers: "squared" errors, or "plain" norms.
+        unit: what a budget counts: "bytes", or "coordinates".
 
     Raises:
         ConfigError: all problems together.
@@ -60,6 +77,9 @@ class Scheme:
     values: str = AUTO
     ratio: float | None = None
     floor: int = 1
+    floors: Floors = ()
+    errors: str = "squared"
+    unit: str = "bytes"
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -72,8 +92,19 @@ class Scheme:
             problems.append(f"ratio {self.ratio} is outside (0, 1]; leave it out to spend the budget")
         if self.floor < 1:
             problems.append(f"floor {self.floor} is below 1; a layer that never sends anything never converges")
+        problems += [problem for floor in self.floors if (problem := _floor_problem(*floor))]
+        for name, valid in (("errors", ERRORS), ("unit", UNITS)):
+            if getattr(self, name) not in valid:
+                problems.append(unknown_name(name, getattr(self, name), valid))
         if problems:
             raise ConfigError(problems)
+
+    def floor_of(self, layer: Layer) -> int:
+        """Least K of a layer."""
+        for pattern, value in self.floors:
+            if fnmatchcase(layer.name, pattern):
+                return min(layer.size, max(1, math.ceil(value * layer.size) if value < 1 else int(value)))
+        return min(layer.size, self.floor)
 
     def _check_values(self) -> None:
         if self.values not in (AUTO, NATIVE_NAME):
@@ -85,6 +116,46 @@ class Scheme:
         return coding_for(name, layer.dtype)
 
 
+def _floor_problem(pattern: str, value: float) -> str:
+    if pattern and (0 < value < 1 or (value >= 1 and value == int(value))):
+        return ""
+    return f"floors: {pattern}={value:g}: expected a pattern and a count of 1 or more, or a share between 0 and 1"
+
+
+def parse_floors(text: str) -> Floors:
+    """Floors as a configuration writes them.
+
+    Raises:
+        ConfigError: all pieces that cannot be read.
+
+    >>> parse_floors("conv1*=10, fc*=0.01")
+    (('conv1*', 10.0), ('fc*', 0.01))
+    """
+    found: list[tuple[str, float]] = []
+    problems: list[str] = []
+    for piece in filter(None, map(str.strip, text.split(","))):
+        pattern, equals, number = (part.strip() for part in piece.rpartition("="))
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not equals or math.isnan(value) or math.isinf(value) or _floor_problem(pattern, value):
+            problems.append(
+                f"floors: {piece!r}: expected PATTERN=COUNT or PATTERN=SHARE, such as conv1*=10 or fc*=0.01"
+            )
+        else:
+            found.append((pattern, value))
+    if problems:
+        raise ConfigError(problems)
+    return tuple(found)
+
+
+def idle_floors(layout: Layout, scheme: Scheme) -> tuple[str, ...]:
+    """Patterns of floors that fit no compressed layer: most likely misspelt."""
+    names = [layout.layers[at].name for at in layout.compressed]
+    return tuple(p for p, _ in scheme.floors if not any(fnmatchcase(name, p) for name in names))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Compressed:
     """A message and what it cost.
@@ -94,12 +165,12 @@ class Compressed:
     Args:
         payload: the message.
         updates: exactly what `decode(layout, payload).updates` gives.
-        kept: values sent (d when dense).
+        kept: values sent (d when dense; in unit "coordinates" those that are not zero).
         ratios: kept / d; 1 for an empty layer.
         error_sq: ||x - C(x)||^2 with the rounding of values, float64.
         norm_sq: ||x||^2, float64.
-        budget_bytes: as given; None means none.
-        miss: the smallest legal message, and it is longer than the budget.
+        budget_bytes: as given, in the scheme's unit; None means none.
+        miss: the smallest legal message, and it is larger than the budget.
         everything_fits: every non-zero element was sent.
         alpha: worst contraction factor over the layers, (1 - delta) alpha(K, d), with
             delta = roundoff**2 of the value coding; what EF21's step size may rely on.
@@ -120,12 +191,14 @@ class Compressed:
 class _Work:
     """One compressed layer while its K is being chosen: candidates and sizes, found once."""
 
-    __slots__ = ("buffers", "coding", "d", "dense", "found", "layer", "norm_sq", "sizes", "support", "x")
+    __slots__ = ("buffers", "coding", "counted", "d", "dense", "found", "layer", "norm_sq", "sizes", "support", "x")
+    seed: int | None = None
 
-    def __init__(self, layer: Layer, x: NDArray[Any], coding: ValueCoding, buffers: Buffers) -> None:
+    def __init__(self, layer: Layer, x: NDArray[Any], coding: ValueCoding, buffers: Buffers, counted: bool) -> None:
         self.buffers = buffers
         self.layer, self.x, self.coding, self.d = layer, x, coding, layer.size
-        self.dense = dense_record_bytes(self.d, coding.itemsize)
+        self.counted = counted  # unit "coordinates": a size is K
+        self.dense = dense_record_bytes(self.d, coding)
         self.found: Candidates | None = None
         self.norm_sq = 0.0
         self.sizes: dict[int, int] = {}
@@ -133,7 +206,7 @@ class _Work:
 
     def must_be_dense(self, k: int) -> bool:
         """Even if all K were neighbours, one bit each, sparse would not be smaller."""
-        return 3 + varint_bytes(k) + (k + 7) // 8 + k * self.coding.itemsize >= self.dense
+        return 3 + varint_bytes(k) + (k + 7) // 8 + self.coding.stream_bytes(k) >= self.dense
 
     def prepare(self, k: int, slack: float) -> Candidates:
         """Candidates for at least min(k, non-zero) elements.
@@ -146,7 +219,7 @@ class _Work:
             self.norm_sq = found.rest_sq + sum_squares(found.magnitudes)
             if not math.isfinite(self.norm_sq):
                 _refuse(self.layer, self.x)
-            self.found = found
+            self.found, self.support = found, None  # its places are among the candidates
         return self.found
 
     def top(self, k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -158,12 +231,16 @@ class _Work:
         return self.support[1], self.support[2]
 
     def size(self, k: int) -> int:
+        """Exact size of this layer's record at K, in the budget's unit."""
+        return k if self.counted else self.record_bytes(k)
+
+    def record_bytes(self, k: int) -> int:
         """Exact bytes of this layer's record at K."""
         if k not in self.sizes:
             if self.must_be_dense(k) and self.must_be_dense(min(k, self._nonzero())):
                 self.sizes[k] = self.dense
             else:
-                self.sizes[k] = min(self.dense, sparse_record_bytes(self.top(k)[0], self.d, self.coding.itemsize))
+                self.sizes[k] = min(self.dense, sparse_record_bytes(self.top(k)[0], self.d, self.coding))
         return self.sizes[k]
 
     def _nonzero(self) -> int:
@@ -175,14 +252,14 @@ class _Work:
         """A sparse record would be no smaller at K; its exact size is taken only when that is close."""
         if k not in self.sizes:
             r = max(0, (self.d // max(1, k)).bit_length() - 1)
-            bound = 15 + (k * (r + 1) + ((self.d - k) >> r)) // 8 + k * self.coding.itemsize
+            bound = 15 + (k * (r + 1) + ((self.d - k) >> r)) // 8 + self.coding.stream_bytes(k)
             if 0 < k < self.d and bound < self.dense:
                 return False
-        return self.size(k) >= self.dense
+        return self.record_bytes(k) >= self.dense
 
     def update(self, k: int) -> tuple[LayerUpdate, float, float]:
         """(what is sent at K, its squared error, squared norm of the layer)."""
-        if self.goes_dense(k):
+        if self.goes_dense(k) and not (self.counted and k < self.d):
             return self.all()
         support, places = self.top(k)
         found = self.prepare(k, SLACK)
@@ -191,7 +268,15 @@ class _Work:
         dropped = np.ones(found.indices.size, dtype=np.bool_)
         dropped[places] = False
         error_sq = found.rest_sq + sum_squares(found.magnitudes[dropped]) + _error_sq(exact, values)
-        return LayerUpdate(support, values), error_sq, self.norm_sq
+        return self._laid_out(k, support, values), error_sq, self.norm_sq
+
+    def _laid_out(self, k: int, support: NDArray[np.int64], values: NDArray[Any]) -> LayerUpdate:
+        """As the record will hold them: where a dense record is no larger, zeros stand between."""
+        if not (self.counted and self.goes_dense(k)):
+            return LayerUpdate(support, values)
+        full = np.zeros(self.d, dtype=self.x.dtype)
+        full[support] = values
+        return LayerUpdate(None, full)
 
     def all(self) -> tuple[LayerUpdate, float, float]:
         """The same for a dense record."""
@@ -204,12 +289,59 @@ class _Work:
 
     def everything(self, k: int) -> bool:
         """All non-zero elements are sent at K."""
-        if self.goes_dense(k):
+        if self.goes_dense(k) and not (self.counted and k < self.d):
             return True
         found = self.prepare(k, SLACK)
         if k < found.indices.size:
             return False
         return found.complete or (found.rest_sq == 0.0 and int(np.count_nonzero(self.x)) <= k)
+
+
+class _SeededWork(_Work):
+    """The same where positions come from a seed and no value is looked at before it is sent."""
+
+    __slots__ = ("seed",)
+
+    def __init__(
+        self, layer: Layer, x: NDArray[Any], coding: ValueCoding, buffers: Buffers, counted: bool, seed: int
+    ) -> None:
+        super().__init__(layer, x, coding, buffers, counted)
+        self.seed = seed
+        self.norm_sq = sum_squares(x)
+        if not math.isfinite(self.norm_sq):
+            _refuse(layer, x)
+
+    def must_be_dense(self, k: int) -> bool:
+        """The size of a record does not depend on its values."""
+        return self.goes_dense(k)
+
+    def prepare(self, k: int, slack: float) -> Candidates:
+        """There is nothing to prepare."""
+        none = np.empty(0, dtype=np.int64)
+        return Candidates(none, self.x[:0], self.x[:0], self.norm_sq, False)
+
+    def record_bytes(self, k: int) -> int:
+        """Exact bytes of this layer's record at K."""
+        return min(self.dense, seeded_record_bytes(k, self.coding))
+
+    def goes_dense(self, k: int) -> bool:
+        """A seeded record would be no smaller at K."""
+        return seeded_record_bytes(k, self.coding) >= self.dense
+
+    def update(self, k: int) -> tuple[LayerUpdate, float, float]:
+        """(what is sent at K, its squared error, squared norm of the layer)."""
+        if k >= self.d or (self.goes_dense(k) and not self.counted):
+            return self.all()
+        support = seeded_support(self.seed or 0, k, self.d)
+        exact = self.x[support]
+        values = self.coding.round(exact)
+        rest = self.x.copy()
+        rest[support] = 0.0
+        return self._laid_out(k, support, values), sum_squares(rest) + _error_sq(exact, values), self.norm_sq
+
+    def everything(self, k: int) -> bool:
+        """All elements are sent at K."""
+        return k >= self.d or (self.goes_dense(k) and not self.counted)
 
 
 def _error_sq(exact: NDArray[Any], rounded: NDArray[Any]) -> float:
@@ -262,30 +394,107 @@ def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, bud
             if not work.must_be_dense(int(k)):
                 work.prepare(int(k) + int(k) // 16 + 8, 2.0)
 
-    shifted = max(0, budget_bytes - base)
-    even = al.UNIFORM.path(sizes, ())
+    # The model of sizes leaves out what a value coding puts before the values; every layer sends some.
+    modelled = base if scheme.unit == "coordinates" else base + sum(w.coding.overhead_bytes for w in works if w.d)
+    shifted = max(0, budget_bytes - modelled)
+    even = al.uniform(sizes, ())
+
+    def walked(path: al.Path) -> tuple[Counts, bool]:
+        return al.fit(_Shifted(path, modelled), total, budget_bytes)
+
     chosen = ALLOCATIONS[scheme.allocation]
-    if not chosen.tables:
-        path = even if chosen is al.UNIFORM else chosen.path(sizes, ())
-        prepare(path.counts(shifted))
-        counts, _ = al.fit(_Shifted(path, base), total, budget_bytes)
-        return counts, _send(works, counts)
-    tables = [_table(work) for work in works]
-    first = chosen.path(sizes, tables)
-    prepare(np.maximum(first.counts(shifted), even.counts(shifted)))
-    refined = [_refined(work, table) for work, table in zip(works, tables, strict=True)]
-    counts, fits = al.fit(_Shifted(chosen.path(sizes, refined), base), total, budget_bytes)
+    if chosen is al.UNIFORM:
+        prepare(even.counts(shifted))
+        return _sent_at(works, walked(even)[0])
+    if chosen.path is None:
+        counts, fits = _on_grid(works, sizes, scheme, total, budget_bytes)
+    else:
+        tables = [_table(work) for work in works]
+        first = chosen.path(sizes, tables)
+        prepare(np.maximum(first.counts(shifted), even.counts(shifted)))
+        if works[0].seed is not None:
+            counts, fits = walked(first)
+        elif chosen is al.GLOBAL:
+            counts, fits = _by_threshold(works, sizes, prepare, walked)
+            return _sent_at(works, counts)
+        else:
+            refined = [_refined(work, table) for work, table in zip(works, tables, strict=True)]
+            counts, fits = walked(chosen.path(sizes, refined))
     sent = _send(works, counts)
     if not fits:
         return counts, sent
-    even_counts, _ = al.fit(_Shifted(even, base), total, budget_bytes)
+    even_counts, _ = walked(even)
     even_sent = _send(works, even_counts)
     if math.fsum(e for _, e, _ in even_sent) < math.fsum(e for _, e, _ in sent):
         return even_counts, even_sent
     return counts, sent
 
 
+def _sent_at(works: Sequence[_Work], counts: Counts) -> tuple[Counts, _Sent]:
+    return counts, _send(works, counts)
+
+
+def _by_threshold(
+    works: Sequence[_Work],
+    sizes: Sizes,
+    prepare: Callable[[Counts], None],
+    walked: Callable[[al.Path], tuple[Counts, bool]],
+) -> tuple[Counts, bool]:
+    """K of each layer by one exact threshold; more magnitudes are collected until it is among those known."""
+    while True:
+        found = [work.prepare(0, SLACK) for work in works]
+        whole = [f.complete or f.indices.size >= work.d for f, work in zip(found, works, strict=True)]
+        path = al.global_topk(sizes, [f.magnitudes for f in found], whole)
+        counts, fits = walked(path)
+        if all(whole) or not fits or not np.array_equal(counts, path.counts(path.most)):
+            return counts, fits
+        for work, f in zip(works, found, strict=True):
+            work.prepare(min(work.d, 2 * f.indices.size + 64), SLACK)
+
+
+def _on_grid(
+    works: Sequence[_Work], sizes: Sizes, scheme: Scheme, total: Callable[[Counts], int], budget_bytes: int
+) -> tuple[Counts, bool]:
+    """K of each layer by the paper's dynamic programme.
+
+    Its sizes are the model's (exact in unit "coordinates"); the exact size of what it chose is
+    tested, and it runs again for a smaller budget while that is too large.
+    """
+    ratios = np.array(knapsack.RATIOS)[:, None]
+    counts = np.minimum(np.maximum(np.floor(ratios * sizes.d).astype(np.int64), sizes.floor), sizes.cap).T
+    errors = np.stack([_grid_errors(work, k, scheme.errors) for work, k in zip(works, counts, strict=True)])
+    model = sizes.model(counts, sizes.d[:, None], sizes.itemsize[:, None])
+    rows = np.arange(len(works))
+    floor_bytes = total(sizes.floor)
+    constant = floor_bytes - math.fsum(sizes.model(sizes.floor, sizes.d, sizes.itemsize).tolist())
+    room = budget_bytes - constant
+    for _ in range(8):
+        chosen = knapsack.choose(errors, model, room)
+        picked = counts[rows, chosen.choice]
+        over = total(picked) - budget_bytes
+        if over <= 0:
+            return picked, True
+        if not chosen.fits:
+            break
+        room -= over + 1
+    return sizes.floor.copy(), floor_bytes <= budget_bytes
+
+
+def _grid_errors(work: _Work, counts: Counts, measure: str) -> NDArray[np.float64]:
+    """Error of a layer at each of these K: exact for TopK, expected for a seeded support."""
+    if work.seed is not None:
+        errors = work.norm_sq * (1.0 - counts / max(1, work.d))
+    else:
+        table = al.exact_table(work.x)
+        if not math.isfinite(float(table[-1])):
+            _refuse(work.layer, work.x)
+        errors = table[work.d - counts]
+    return np.sqrt(errors) if measure == "plain" else np.asarray(errors, dtype=np.float64)
+
+
 def _table(work: _Work) -> ErrorTable:
+    if work.seed is not None:
+        return ErrorTable(np.array([0.0, work.d]), np.array([0.0, work.norm_sq]))
     table = al.error_table(work.x)
     if not math.isfinite(float(table.errors[-1])):
         _refuse(work.layer, work.x)
@@ -318,6 +527,8 @@ def compress(
     whole: Mapping[str, NDArray[Any]] | None,
     scheme: Scheme,
     budget_bytes: int | None,
+    *,
+    seed: int = 0,
 ) -> Compressed:
     """Compress u - h into one message.
 
@@ -327,7 +538,8 @@ def compress(
         difference: u - h, flat, one for each compressed layer in layout order.
         whole: all whole layers by name; None leaves them out of this message.
         scheme: operator, allocation, values.
-        budget_bytes: most that the payload may take; None for no budget.
+        budget_bytes: most that the payload may take, in the scheme's unit; None for no budget.
+        seed: of the draws of a seeded operator; name each round and client by another.
 
     Returns:
         The payload is never longer than the budget, unless `miss`: then it is the smallest
@@ -339,14 +551,23 @@ def compress(
     """
     layers = _checked(layout, difference)
     buffers = Buffers()
-    works = [_Work(layer, x, scheme.coding(layer), buffers) for layer, x in zip(layers, difference, strict=True)]
     operator = OPERATORS[scheme.operator]
-    base = header_bytes(header) + sum(
-        dense_record_bytes(layout.layers[at].size, layout.layers[at].itemsize) if whole is not None else 2
-        for at in layout.whole
+    counted = scheme.unit == "coordinates"
+    works: list[_Work] = []
+    for at, (layer, x) in enumerate(zip(layers, difference, strict=True)):
+        coding = scheme.coding(layer)
+        if operator.seeded:
+            works.append(_SeededWork(layer, x, coding, buffers, counted, _layer_seed(seed, at)))
+        else:
+            works.append(_Work(layer, x, coding, buffers, counted))
+    base = (
+        sum(layout.layers[at].size for at in layout.whole) * (whole is not None)
+        if counted
+        else header_bytes(header)
+        + sum(whole_record_bytes(layout.layers[at]) if whole is not None else 2 for at in layout.whole)
     )
     d = np.array([work.d for work in works], dtype=np.int64)
-    floor = np.minimum(d, scheme.floor)
+    floor = np.array([scheme.floor_of(layer) for layer in layers], dtype=np.int64)
     cap = d
     if not operator.adaptive:
         floor = d
@@ -354,7 +575,9 @@ def compress(
         cap = np.maximum(floor, np.floor(scheme.ratio * d).astype(np.int64))
     counts = cap
     if operator.adaptive and works and budget_bytes is not None and _exceeds(scheme, works, cap, base, budget_bytes):
-        sizes = Sizes(d, np.array([work.coding.itemsize for work in works], dtype=np.int64), floor, cap)
+        itemsize = np.array([work.coding.itemsize for work in works], dtype=np.int64)
+        model = al.coordinates if counted else al.seeded_bytes if operator.seeded else al.modelled_bytes
+        sizes = Sizes(d, itemsize, floor, cap, model)
         counts, sent = _choose(works, sizes, base, scheme, budget_bytes)
     elif operator.adaptive:
         sent = _send(works, counts)
@@ -363,8 +586,10 @@ def compress(
     updates = tuple(update for update, _, _ in sent)
     payload = encode(layout, header, _items(layout, works, updates, whole, scheme), verified=True)
     complete = [not operator.adaptive or work.everything(int(k)) for work, k in zip(works, counts, strict=True)]
-    kept = tuple(update.values.size for update in updates)
-    miss = budget_bytes is not None and len(payload) > budget_bytes
+    zeros_between = counted and operator.adaptive
+    kept = tuple(int(np.count_nonzero(u.values)) if zeros_between else u.values.size for u in updates)
+    size = base + sum(int(k) for k in counts) if counted else len(payload)
+    miss = budget_bytes is not None and size > budget_bytes
     return Compressed(
         payload=payload,
         updates=updates,
@@ -387,6 +612,8 @@ def compress(
 
 def _exceeds(scheme: Scheme, works: Sequence[_Work], cap: Counts, base: int, budget_bytes: int) -> bool:
     """The largest choice does not fit; a ratio's is tried exactly, else only where it costs no selection."""
+    if works and works[0].counted:
+        return base + int(cap.sum()) > budget_bytes
     if scheme.ratio is None and not all(work.must_be_dense(work.d) for work in works):
         return True
     if scheme.ratio is None:
@@ -408,7 +635,7 @@ def _items(
     operator = OPERATORS[scheme.operator]
     items: list[Item] = [None] * len(layout.layers)
     for at, work, update in zip(layout.compressed, works, updates, strict=True):
-        items[at] = Record(operator, work.coding, update)
+        items[at] = Record(operator, work.coding, update, None if update.indices is None else work.seed)
     if whole is not None:
         missing = [layout.layers[at].name for at in layout.whole if layout.layers[at].name not in whole]
         if missing:
@@ -430,34 +657,47 @@ def guaranteed_alpha(layout: Layout, scheme: Scheme) -> float:
         layer = layout.layers[at]
         coding = scheme.coding(layer)
         exact = 1.0 if coding.itemsize == layer.itemsize else 1.0 - coding.roundoff**2
-        worst = min(worst, exact * operator.alpha(min(scheme.floor, layer.size), layer.size))
+        worst = min(worst, exact * operator.alpha(scheme.floor_of(layer), layer.size))
     return worst
 
 
-def smallest_bytes(layout: Layout, header: Header, values: str = "bf16", *, floor: int = 1, whole: bool = True) -> int:
+def smallest_bytes(layout: Layout, header: Header, scheme: Scheme, *, whole: bool = True) -> int:
     """A budget of this size is never missed: most bytes the smallest legal message can take.
 
     Args:
         layout: agreed layout.
         header: of the message.
-        values: name in `VALUES` or "native".
-        floor: least K of a layer.
+        scheme: operator, values and floors.
         whole: the layers that travel whole are in this message.
 
     Returns:
         bytes; the true smallest message depends on the support and may be a few bytes shorter.
     """
+    operator = OPERATORS[scheme.operator]
     total = header_bytes(header)
     for layer in layout.layers:
         if layer.whole:
-            total += dense_record_bytes(layer.size, layer.itemsize) if whole else 2
+            total += whole_record_bytes(layer) if whole else 2
             continue
-        k, itemsize = min(floor, layer.size), coding_for(values, layer.dtype).itemsize
-        sparse = 2 + varint_bytes(k) + rice_bytes_bound(k, layer.size) + k * itemsize
-        total += min(sparse, dense_record_bytes(layer.size, itemsize))
+        coding = scheme.coding(layer)
+        dense = dense_record_bytes(layer.size, coding)
+        if not operator.adaptive:
+            total += dense
+            continue
+        k = scheme.floor_of(layer)
+        if operator.seeded:
+            sparse = seeded_record_bytes(k, coding)
+        else:
+            sparse = 2 + varint_bytes(k) + rice_bytes_bound(k, layer.size) + coding.stream_bytes(k)
+        total += min(sparse, dense)
     return total
+
+
+def _layer_seed(seed: int, position: int) -> int:
+    """Seed of one layer's draw, in [0, 2**32)."""
+    return int(words(1, seed=seed, round_=position, purpose="randk")[0] >> np.uint64(32))
 
 
 def dense_bytes_on_wire(layout: Layout, header: Header) -> int:
     """Exact bytes of the uncompressed message at the layers' own dtypes, whole layers included."""
-    return header_bytes(header) + sum(dense_record_bytes(layer.size, layer.itemsize) for layer in layout.layers)
+    return header_bytes(header) + sum(2 + layer.nbytes for layer in layout.layers)

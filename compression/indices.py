@@ -4,7 +4,7 @@
 |----|--------|-----------------------------------------------------------------|
 | 0  | dense  | none: all d values follow                                       |
 | 1  | rice   | u8 r, remainders, quotients (below)                             |
-| 2  | seed   | reserved: a support drawn from a shared seed; refused today     |
+| 2  | seed   | 4 bytes: the seed that the support is drawn from (below)        |
 | 15 | absent | none, and no values: this layer is not in this part             |
 
 **rice.** For ascending indices i_0 < i_1 < ... < i_(K-1) the gaps are g_0 = i_0 and
@@ -18,6 +18,22 @@ K = 0 has no stream at all. No length is stored: the second part has ceil(K r / 
 the third ends in the byte of the K-th one, which lies within ceil((K + (d - K) div 2**r) / 8)
 bytes. The size is an exact function of the support and of r; the encoder takes the smallest r
 of least size. (Rice 1971; split streams as measured in our codec study.)
+
+**seed.** A support that looked at no value (RandK) travels as the number it was drawn from. With
+seed s, the support is {P(0), ..., P(K-1)} in ascending order, P a permutation of range(d). All
+arithmetic is on unsigned 64-bit numbers that wrap; G = 0x9E3779B97F4A7C15;
+mix(z): z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31
+(SplitMix64).
+
+- d <= 4096: P lists the positions x in the order of mix(mix(s) + (x + 1) * G), ties by position;
+- d > 4096: P walks the cycles of a Feistel network E on the b bits of d - 1: P(x) is the first of
+  E(x), E(E(x)), ... below d. Its keys are key_i = mix(s + (i + 1) * G). E splits x into its upper
+  b // 2 bits u and the rest l; in rounds i = 0 to 7 it replaces u by u xor (the upper 32 bits of
+  mix(l + key_i), cut to as many bits as u has), then swaps u and l; after an even number of rounds
+  both have their old widths, and E(x) joins them.
+
+K = 0 has no stream. Cost: O(K) for large d. A Feistel network on few bits is no fair draw, hence
+the sorting of small d.
 """
 
 from __future__ import annotations
@@ -204,3 +220,50 @@ def decode_rice(data: Buffer, k: int, d: int) -> tuple[NDArray[np.int64], int]:
     if int(gaps[-1]) >= d:
         raise WireError("index stream", f"index {int(gaps[-1])} in a layer of {d} elements")
     return gaps, middle + last // 8 + 1
+
+
+SEED_BYTES = 4
+_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_FEISTEL_ROUNDS, _SORTED_BELOW = 8, 4096
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * _MIX_1
+    z = (z ^ (z >> np.uint64(27))) * _MIX_2
+    return z ^ (z >> np.uint64(31))
+
+
+def seeded_support(seed: int, k: int, d: int) -> NDArray[np.int64]:
+    """The support that a seed stands for: k distinct positions of range(d), ascending, int64, shape (k,).
+
+    Args:
+        seed: in [0, 2**32).
+        k: number of positions, in 0 .. d.
+        d: size of the layer.
+
+    >>> seeded_support(1, 3, 10).tolist()
+    [4, 7, 8]
+    """
+    if d <= _SORTED_BELOW:
+        order = np.argsort(
+            _mix(_mix(np.array([seed], np.uint64)) + np.arange(1, d + 1, dtype=np.uint64) * _GOLDEN), kind="stable"
+        )
+        return np.sort(order[:k].astype(np.int64))
+    bits = (d - 1).bit_length()
+    keys = _mix(np.uint64(seed) + np.arange(1, _FEISTEL_ROUNDS + 1, dtype=np.uint64) * _GOLDEN)
+    widths = (bits // 2, bits - bits // 2)
+
+    def network(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        upper_bits, lower_bits = widths
+        upper, lower = x >> np.uint64(lower_bits), x & np.uint64((1 << lower_bits) - 1)
+        for key in keys:
+            hashed = _mix(lower + key) >> np.uint64(32)
+            upper ^= hashed & np.uint64((1 << upper_bits) - 1)
+            upper, lower = lower, upper
+            upper_bits, lower_bits = lower_bits, upper_bits
+        return (upper << np.uint64(lower_bits)) | lower
+
+    drawn = network(np.arange(k, dtype=np.uint64))
+    while (outside := np.flatnonzero(drawn >= np.uint64(d))).size:
+        drawn[outside] = network(drawn[outside])
+    return np.sort(drawn.astype(np.int64))

@@ -5,14 +5,23 @@
 | 0  | fp64 | 8     | 2**-53        |
 | 1  | fp32 | 4     | 2**-24        |
 | 2  | bf16 | 2     | 2**-8         |
+| 3  | fp16 | 2     | 2**-11        |
 | 15 | (raw bytes of a whole layer; not a coding)  |
 
 All little-endian. Rounding is to nearest, ties to even; a finite value beyond the largest
 finite one of the coding becomes that largest one, never infinite.
+
+**fp16.** Two bytes come first, when there are values: a signed exponent e. Then half-precision
+numbers h; the values are h * 2**e. e is the one that brings the largest magnitude, rounded,
+into [2**14, 2**15), so neither tiny nor huge values are lost whatever their scale (half
+precision alone has 6e-8 to 65504). All zeros: e = 0. A value below 2**-28 of the largest is
+subnormal there and keeps an absolute error of at most 2**-39 of the largest: over n <= 2**40
+values that adds less than 2**-38 to the relative squared error, and the roundoff below counts it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,9 +43,10 @@ class ValueCoding:
         id: low nibble of a record's coding byte.
         name: name in a configuration.
         itemsize: bytes a value.
-        roundoff: largest relative error of a value in its normal range.
-        encode: finite float array (n,) -> n * itemsize bytes.
+        roundoff: largest relative error of a value in its normal range; fp16: of the values' norm.
+        encode: finite float array (n,) -> stream_bytes(n) bytes.
         decode: (bytes, n, dtype or its name) -> new array (n,) in that dtype.
+        overhead_bytes: bytes before the values, where there are any.
     """
 
     id: int
@@ -45,6 +55,11 @@ class ValueCoding:
     roundoff: float
     encode: Callable[[NDArray[Any]], bytes]
     decode: Callable[[Buffer, int, str | np.dtype[Any]], NDArray[Any]]
+    overhead_bytes: int = 0
+
+    def stream_bytes(self, n: int) -> int:
+        """Exact bytes of the stream of n values; 0 for none."""
+        return n * self.itemsize + self.overhead_bytes if n else 0
 
     def round(self, values: NDArray[Any]) -> NDArray[Any]:
         """The values as the decoder will see them, in their own dtype; shape (n,)."""
@@ -105,10 +120,35 @@ def _decode_fp64(data: Buffer, n: int, dtype: str | np.dtype[Any]) -> NDArray[An
     return np.frombuffer(data, dtype="<f8", count=n).astype(dtype)
 
 
+def _encode_fp16(values: NDArray[Any]) -> bytes:
+    if values.size == 0:
+        return b""
+    wide = values.astype(np.float64)
+    largest = float(np.max(np.abs(wide)))
+    exponent = math.frexp(largest)[1] - 15 if largest else 0
+    if float(np.float16(math.ldexp(largest, -exponent))) == 2.0**15:  # rounded up: else a second rounding would differ
+        exponent += 1
+    halves = np.ldexp(wide, -exponent).astype("<f2")
+    return exponent.to_bytes(2, "little", signed=True) + halves.tobytes()
+
+
+def _decode_fp16(data: Buffer, n: int, dtype: str | np.dtype[Any]) -> NDArray[Any]:
+    if n == 0:
+        return np.empty(0, dtype=dtype)
+    exponent = int.from_bytes(data[:2], "little", signed=True)
+    limit = float(np.finfo(dtype).max)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # a peer's NaN is the caller's to refuse
+        halves = np.frombuffer(data, dtype="<f2", count=n, offset=2).astype(np.float64)
+        wide = np.ldexp(halves, exponent)
+        np.clip(wide, -limit, limit, out=wide, where=np.isfinite(halves))
+        return wide.astype(dtype)
+
+
 VALUES: Registry[ValueCoding] = Registry("value coding")
 FP64 = VALUES.register(ValueCoding(0, "fp64", 8, 2.0**-53, _encode_fp64, _decode_fp64))
 FP32 = VALUES.register(ValueCoding(1, "fp32", 4, 2.0**-24, _encode_fp32, _decode_fp32))
 BF16 = VALUES.register(ValueCoding(2, "bf16", 2, 2.0**-8, _encode_bf16, _decode_bf16))
+FP16 = VALUES.register(ValueCoding(3, "fp16", 2, 2.0**-11 * (1 + 2.0**-16), _encode_fp16, _decode_fp16, 2))
 
 NATIVE = {"float32": FP32, "float64": FP64}
 

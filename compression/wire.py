@@ -161,11 +161,13 @@ class Record:
         operator: what chose the values.
         coding: how they are written; `coding.round` must already have been applied.
         update: positions and values.
+        seed: what the positions were drawn from, in [0, 2**32), for a seeded operator; else None.
     """
 
     operator: Operator
     coding: ValueCoding
     update: LayerUpdate
+    seed: int | None = None
 
 
 Item = Record | NDArray[Any] | None
@@ -225,14 +227,24 @@ def header_bytes(header: Header) -> int:
     return 21 + sum(map(varint_bytes, numbers)) + 9 * len(header.slots) + CHECKSUM_BYTES
 
 
-def dense_record_bytes(d: int, itemsize: int) -> int:
-    """Bytes of a dense (or whole) record of d values of this width."""
-    return 2 + d * itemsize
+def whole_record_bytes(layer: Layer) -> int:
+    """Bytes of a layer that travels whole."""
+    return 2 + layer.nbytes
 
 
-def sparse_record_bytes(indices: NDArray[np.int64], d: int, itemsize: int) -> int:
+def dense_record_bytes(d: int, coding: ValueCoding) -> int:
+    """Bytes of a dense record of d values."""
+    return 2 + coding.stream_bytes(d)
+
+
+def sparse_record_bytes(indices: NDArray[np.int64], d: int, coding: ValueCoding) -> int:
     """Bytes of a sparse record with this support; it goes dense if that is no larger."""
-    return 2 + varint_bytes(indices.size) + ix.rice_bytes(indices, d) + indices.size * itemsize
+    return 2 + varint_bytes(indices.size) + ix.rice_bytes(indices, d) + coding.stream_bytes(indices.size)
+
+
+def seeded_record_bytes(k: int, coding: ValueCoding) -> int:
+    """Bytes of a record of k values whose positions travel as a seed; it goes dense if that is no larger."""
+    return 2 + varint_bytes(k) + (ix.SEED_BYTES if k else 0) + coding.stream_bytes(k)
 
 
 def largest_bytes(layout: Layout) -> int:
@@ -245,11 +257,13 @@ def _item_bytes(layer: Layer, item: Item) -> int:
     if item is None:
         return len(_ABSENT)
     if not isinstance(item, Record):
-        return dense_record_bytes(layer.size, layer.itemsize)
-    dense = dense_record_bytes(layer.size, item.coding.itemsize)
+        return whole_record_bytes(layer)
+    dense = dense_record_bytes(layer.size, item.coding)
     if item.update.indices is None:
         return dense
-    return min(dense, sparse_record_bytes(item.update.indices, layer.size, item.coding.itemsize))
+    if item.seed is not None:
+        return min(dense, seeded_record_bytes(item.update.indices.size, item.coding))
+    return min(dense, sparse_record_bytes(item.update.indices, layer.size, item.coding))
 
 
 def predicted_bytes(layout: Layout, header: Header, items: Sequence[Item]) -> int:
@@ -320,6 +334,12 @@ def _check_record(layer: Layer, record: Record) -> None:
     support = update.indices
     if support.ndim != 1 or support.dtype != np.int64 or support.shape != update.values.shape:
         raise UpdateError(layer.name, None, "indices must be int64 and as many as values")
+    if (record.seed is not None) != record.operator.seeded:
+        raise UpdateError(layer.name, None, f"operator {record.operator.name} with seed {record.seed!r}")
+    if record.seed is not None and not np.array_equal(
+        support, ix.seeded_support(record.seed, support.size, layer.size)
+    ):
+        raise UpdateError(layer.name, None, f"indices are not those of seed {record.seed}")
     if support.size and (support[0] < 0 or support[-1] >= layer.size or bool(np.any(support[1:] <= support[:-1]))):
         raise UpdateError(layer.name, None, f"indices must ascend within 0 to {layer.size - 1}")
 
@@ -352,12 +372,16 @@ def _encode_record(layer: Layer, record: Record, verified: bool) -> list[bytes]:
     stream = coding.encode(values)
     if support is None:
         return [bytes((record.operator.id, ix.DENSE << 4 | coding.id)), stream]
-    count, index_stream = _varint(support.size), ix.encode_rice(support, d)
-    if 2 + len(count) + len(index_stream) + len(stream) >= dense_record_bytes(d, coding.itemsize):
+    count = _varint(support.size)
+    if record.seed is None:
+        how, index_stream = ix.RICE, ix.encode_rice(support, d)
+    else:
+        how, index_stream = ix.SEED, record.seed.to_bytes(ix.SEED_BYTES, "little") if support.size else b""
+    if 2 + len(count) + len(index_stream) + len(stream) >= dense_record_bytes(d, coding):
         full = np.zeros(d, dtype=layer.dtype)
         full[support] = values
         return [bytes((record.operator.id, ix.DENSE << 4 | coding.id)), coding.encode(full)]
-    return [bytes((record.operator.id, ix.RICE << 4 | coding.id)), count, index_stream, stream]
+    return [bytes((record.operator.id, how << 4 | coding.id)), count, index_stream, stream]
 
 
 def encode(layout: Layout, header: Header, items: Sequence[Item], *, verified: bool = False) -> bytes:
@@ -456,7 +480,7 @@ def peek(blob: Buffer) -> Header:
 
 
 def _read_values(reader: _Reader, layer: Layer, coding: ValueCoding, n: int) -> NDArray[Any]:
-    values = coding.decode(reader.take(n * coding.itemsize, f"values of {layer.name!r}"), n, layer.dtype)
+    values = coding.decode(reader.take(coding.stream_bytes(n), f"values of {layer.name!r}"), n, layer.dtype)
     if not bool(np.isfinite(values).all()):
         raise WireError(f"values of {layer.name!r}", "a value is not finite")
     return values
@@ -466,19 +490,23 @@ def _read_update(reader: _Reader, layer: Layer) -> LayerUpdate | None:
     lead = reader.take(2, f"record of {layer.name!r}")
     if lead == _ABSENT:
         return None
-    if OPERATORS.by_id(lead[0]) is None:
+    operator = OPERATORS.by_id(lead[0])
+    if operator is None:
         raise WireError(f"operator of {layer.name!r}", f"{lead[0]} is none that this side knows")
     how, coding = lead[1] >> 4, VALUES.by_id(lead[1] & 15)
     if coding is None or coding.itemsize > layer.itemsize:
         raise WireError(f"coding of {layer.name!r}", f"value coding {lead[1] & 15} for {layer.dtype}")
     if how == ix.DENSE:
         return LayerUpdate(None, _read_values(reader, layer, coding, layer.size))
-    if how != ix.RICE:
-        raise WireError(f"coding of {layer.name!r}", f"index coding {how} is not supported")
+    if how != (ix.SEED if operator.seeded else ix.RICE):
+        raise WireError(f"coding of {layer.name!r}", f"index coding {how} of operator {operator.name}")
     k = reader.varint(f"K of {layer.name!r}")
     left = len(reader.data) - reader.at
-    if k > layer.size or k * coding.itemsize > left:
+    if k > layer.size or coding.stream_bytes(k) > left:
         raise WireError(f"K of {layer.name!r}", f"{k} of {layer.size} values, {left} bytes are left")
+    if how == ix.SEED:
+        seed = int.from_bytes(reader.take(ix.SEED_BYTES, f"seed of {layer.name!r}"), "little") if k else 0
+        return LayerUpdate(ix.seeded_support(seed, k, layer.size), _read_values(reader, layer, coding, k))
     try:
         support, used = ix.decode_rice(reader.data[reader.at :], k, layer.size)
     except WireError as error:

@@ -132,7 +132,8 @@ class NodeRequest:
         assignments: one for each of the node's clients that is asked.
         model: the downlink blob (train, evaluate), else None.
         layout_json: the layout (hello), else None; the blob names it by digest.
-        operator, allocation, values, ratio, floor: how to compress (compression.Scheme).
+        operator, allocation, values, ratio, floor, errors, unit: how to compress (compression.Scheme).
+        floors: floors of single layers, as compression.parse_floors reads them.
         estimator: name of the client's own rate estimator.
         durability: "process" (a killed process loses nothing) or "full" (nor does a power cut).
         forget: in a settle: delete the state of this experiment.
@@ -150,6 +151,9 @@ class NodeRequest:
     values: str = "auto"
     ratio: float | None = None
     floor: int = 1
+    floors: str = ""
+    errors: str = "squared"
+    unit: str = "bytes"
     estimator: str = "last"
     durability: str = "process"
     forget: bool = False
@@ -177,6 +181,7 @@ class Report:
         address: local address of the client's connection, "ip:port"; None when unknown.
         codings: index codings the client can decode, comma-separated.
         index, count: partition of the data this client holds, and of how many; None: unknown.
+        max_bytes_per_day: most bytes a day, both directions, that its link may carry; None: no limit.
     """
 
     client: str
@@ -207,6 +212,7 @@ class Report:
     codings: str | None = None
     index: int | None = None
     count: int | None = None
+    max_bytes_per_day: int | None = None
 
     @property
     def attempt(self) -> Attempt:
@@ -282,6 +288,8 @@ _REQUEST_SCALARS: Final[dict[str, type]] = {
     "allocation": str,
     "values": str,
     "floor": int,
+    "errors": str,
+    "unit": str,
     "estimator": str,
     "durability": str,
     "forget": bool,
@@ -295,6 +303,8 @@ def write_request(request: NodeRequest) -> RecordDict:
         head[name] = getattr(request, name)
     if request.ratio is not None:
         head["ratio"] = request.ratio
+    if request.floors:  # Flower cannot count the bytes of an empty text
+        head["floors"] = request.floors
     if request.layout_json is not None:
         head["layout"] = request.layout_json
     content = RecordDict({MESSAGE: head, CLIENTS: columns.pack(request.assignments)})
@@ -336,6 +346,7 @@ def read_request(content: RecordDict) -> NodeRequest:
         assignments=columns.unpack(Assignment, content.config_records[CLIENTS]),
         model=_unblob(content.array_records[MODEL].get("model"), MODEL) if MODEL in content.array_records else None,
         layout_json=_scalar(head, "layout", str) if "layout" in head else None,
+        floors=_scalar(head, "floors", str) if "floors" in head else "",
         ratio=_scalar(head, "ratio", float) if "ratio" in head else None,
         config=dict(content.config_records.get(CONFIG, ConfigRecord())),  # type: ignore[arg-type]
         **scalars,  # type: ignore[arg-type]
@@ -411,7 +422,7 @@ def _sane(report: Report) -> Report:
         value = getattr(report, name)
         if value is not None and not (math.isfinite(value) and value >= 0):
             bad[name] = None
-    for name in ("examples", "budget_bytes"):
+    for name in ("examples", "budget_bytes", "max_bytes_per_day"):
         if (value := getattr(report, name)) is not None and value < 0:
             bad[name] = None
     index, count = report.index, report.count

@@ -16,6 +16,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,15 +27,16 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from bandwidth import smallest_time_budget_s
-from compression import Decoded, Layout, dense_bytes_on_wire, smallest_bytes
-from compression.errors import ProtocolError, WireError
+from compression import Decoded, Layout, dense_bytes_on_wire, idle_floors, smallest_bytes
+from compression.errors import ConfigError, ProtocolError, WireError
 from protocol import write_request
+from strategies.allowance import Allowance
 from strategies.choose import choose
 from strategies.exchange import Answer, Asked, Exchange, message_for
 from strategies.memory import ServerMemory
 from strategies.network import Network, Sent
 from strategies.predict import Rates
-from strategies.receive import Metrics, Receiver, Reply
+from strategies.receive import Metrics, Receiver, Reply, coordinates
 from strategies.roster import Client, Roster
 from strategies.row import Round, row
 from strategies.send import Sender
@@ -52,12 +55,21 @@ class Kimad(Strategy):
         settings: every setting of the run.
         network: when replies arrive and by which clock (SimulatedNetwork).
         on_round: called with each round's row (docs/run-directory.md) and its wall times.
+        on_clients: called once, before the first round, with the number of clients expected.
     """
 
-    def __init__(self, settings: Settings, network: Network[Reply], *, on_round: OnRound | None = None) -> None:
-        self.settings, self.network, self.on_round = settings, network, on_round
+    def __init__(
+        self,
+        settings: Settings,
+        network: Network[Reply],
+        *,
+        on_round: OnRound | None = None,
+        on_clients: Callable[[int], None] | None = None,
+    ) -> None:
+        self.settings, self.network, self.on_round, self.on_clients = settings, network, on_round, on_clients
         self.incarnation = 1
         self.rates = Rates(settings.estimator, settings.initial_rate_bps)
+        self.allowance = Allowance(settings.max_bytes_per_day)
         self.layout: Layout
         self.arrays: dict[str, NDArray[np.generic]]
         self.memory: ServerMemory
@@ -108,6 +120,9 @@ class Kimad(Strategy):
         result = Result(arrays=initial_arrays)
         try:
             self.roster.wait_for_first(timeout)
+            self._check_budget_rate()
+            if self.on_clients is not None:
+                self.on_clients(self.roster.expected())
             self._warn_of_budgets()
             for number in range(1, num_rounds + 1):
                 begun_s = time.perf_counter()
@@ -139,6 +154,9 @@ class Kimad(Strategy):
         self.sender = Sender(s, self.layout, self.memory, self.incarnation)
         self.receiver = Receiver(s.experiment, self.layout, self.memory, s.weights)
         flat, _ = self.layout.split(self.arrays)
+        if idle := idle_floors(self.layout, s.scheme()):
+            names = ", ".join(repr(self.layout.layers[at].name) for at in self.layout.compressed)
+            raise ConfigError(f"floors: no compressed array is called like {', '.join(idle)}; there are {names}")
         self._optimizer = ServerOptimizer(s.server_optimizer, s.server_lr, flat)
         self._exchange = Exchange(grid)
         self.roster = Roster(grid, self._exchange, self.sender, self.receiver, self.network)
@@ -162,13 +180,32 @@ class Kimad(Strategy):
             self._dense_reply_bytes(1),
         )
 
+    def _check_budget_rate(self) -> None:
+        """Refuse a budget rate that the network does not know.
+
+        Raises:
+            ConfigError: there is a client whose link is not known beforehand.
+        """
+        if self.settings.budget_rate == "estimated":
+            return
+        for client in self.clients:
+            if self.sender.budget_rate_bps(client, self.network, self.rates, None) is None:
+                raise ConfigError(
+                    f"budget-rate is {self.settings.budget_rate!r}, and nobody knows the link of client {client!r} "
+                    "beforehand: expected a simulated network, or budget-rate = estimated"
+                )
+
+    def _fewest_coordinates(self) -> int:
+        """Values of the smallest reply, for unit = coordinates."""
+        scheme = self.settings.scheme()
+        return sum(scheme.floor_of(self.layout.layers[i]) for i in self.layout.compressed)
+
     def _warn_of_budgets(self) -> None:
         """Say at the start when the time budget cannot hold what must travel."""
         s = self.settings
         if s.operator == "identity" or s.ratio is not None:
             return
-        values = "bf16" if s.values == "auto" else s.values
-        smallest = smallest_bytes(self.layout, self.sender.header("", 1, slots=True), values, floor=s.floor)
+        smallest = self._smallest_reply_bytes(1) if s.unit == "bytes" else self._fewest_coordinates()
         whole = sum(self.layout.layers[i].nbytes for i in self.layout.whole)
         needed_s: list[float] = []
         for client in self.clients:
@@ -201,13 +238,21 @@ class Kimad(Strategy):
         under_way = self.network.under_way().items()
         may_not = {client for client, since_s in under_way if current.start_s - since_s < s.patience_s}
         may_not |= self.clients.keys() - self._reachable()
-        chosen = choose(self.clients, may_not, fraction=s.fraction, seed=s.seed, round_=server_round)
         blob = self.sender.model(self.arrays, server_round)
+        used_up = self._used_up(len(blob) + self._smallest_reply_bytes(server_round)) - may_not
+        draw = partial(choose, self.clients, fraction=s.fraction, seed=s.seed, round_=server_round, sampling=s.sampling)
+        chosen = draw(may_not | used_up)
+        if used_up and not chosen and draw(may_not):
+            self.network.idle_until(self.allowance.next_day_s(current.start_s))
         messages: list[Message] = []
         for client in chosen:
             known = self.clients[client]
             self.network.withdraw(client)  # asking again closes the attempt before
             assignment = self.sender.assignment(client, server_round, self.network, self.rates, known.report.up_bps)
+            self.allowance.spend(client, len(blob), current.start_s)
+            left = self.allowance.left(client, current.start_s)
+            if left is not None:
+                assignment = replace(assignment, cap_bytes=min(left, assignment.cap_bytes or left))
             self.receiver.open(assignment.attempt)
             current.asked[client] = assignment
             if (rate_bps := self.network.true_up_bps(client)) is not None:
@@ -216,6 +261,21 @@ class Kimad(Strategy):
             messages.append(message_for(grid, write_request(request), "train", known.node_id))
         current.downlink_bytes = len(blob) * len(messages)
         return messages
+
+    def _used_up(self, needed_bytes: int) -> set[str]:
+        """Clients that have fewer bytes left in this day than a round takes at least."""
+        now_s = self._round.start_s
+        for client, known in self.clients.items():
+            self.allowance.limit(client, known.max_bytes_per_day)
+        left = {client: self.allowance.left(client, now_s) for client in self.clients}
+        return {client for client, nbytes in left.items() if nbytes is not None and nbytes < needed_bytes}
+
+    def _smallest_reply_bytes(self, round_: int) -> int:
+        """What one reply takes at least, whatever the budget says."""
+        s = self.settings
+        if s.operator == "identity":
+            return self._dense_reply_bytes(round_)
+        return smallest_bytes(self.layout, self.sender.header("", round_, slots=True), s.scheme())
 
     def _reachable(self) -> set[str]:
         """Clients that take part and whose node is there and owes no answer: one message a node."""
@@ -239,7 +299,9 @@ class Kimad(Strategy):
             if client not in current.replies:
                 self.receiver.close(client)
                 current.refused.setdefault(client, "no reply")
-        sent = [Sent(client, len(reply.payload), reply) for client, reply in current.replies.items()]
+        for client, reply in current.replies.items():
+            self.allowance.spend(client, len(reply.payload), current.start_s)
+        sent = [Sent(client, self._carried(reply), reply) for client, reply in current.replies.items()]
         current.end = end = self.network.finish_round(sent, self.settings.deadline_s, self.settings.patience_s)
         arrived = sorted((*end.on_time, *end.from_before), key=lambda a: a.client)
         for item in arrived:
@@ -255,6 +317,12 @@ class Kimad(Strategy):
         self._step(accepted)
         current.train_metrics = self._mean_metrics([reply for reply, _ in accepted])
         return _record(self.arrays), MetricRecord(dict(current.train_metrics))
+
+    def _carried(self, reply: Reply) -> int:
+        """What a link carries of a reply: its bytes, or its coordinates with unit = coordinates."""
+        if self.settings.unit == "bytes" or not isinstance(reply.content, Decoded):
+            return len(reply.payload)
+        return coordinates(reply.content, everything=self.settings.operator == "identity")
 
     def _take(self, answer: Answer) -> None:
         """Take the answer to a train message of this round; others are counted and ignored."""
@@ -341,9 +409,11 @@ class Kimad(Strategy):
         """One message to each client that can be reached: the model. Its bytes count as downlink."""
         usable = sorted(self._reachable())
         blob = self.sender.model(self.arrays, server_round)
+        usable = sorted(set(usable) - self._used_up(len(blob)))
         self._round.downlink_bytes += len(blob) * len(usable)
         messages: list[Message] = []
         for client in usable:
+            self.allowance.spend(client, len(blob), self._round.start_s)
             assignment = self.sender.acknowledgement(client, server_round, self.network.now_s())
             request = self.sender.request("evaluate", (assignment,), model=blob, config=config)
             messages.append(message_for(grid, write_request(request), "evaluate", self.clients[client].node_id))
@@ -409,13 +479,10 @@ class Kimad(Strategy):
 
     def _is_over(self) -> bool:
         s = self.settings
-        accuracy = self._round.evaluation.get("accuracy")
-        if (
-            s.stop_at_target
-            and s.target_accuracy is not None
-            and accuracy is not None
-            and accuracy >= s.target_accuracy
-        ):
+        accuracy, loss = self._round.evaluation.get("accuracy"), self._round.evaluation.get("loss")
+        accurate = s.target_accuracy is not None and accuracy is not None and accuracy >= s.target_accuracy
+        low = s.target_loss is not None and loss is not None and loss <= s.target_loss
+        if s.stop_at_target and (accurate or low):
             return True
         return s.stop_after_s is not None and self.network.now_s() >= s.stop_after_s
 

@@ -6,11 +6,25 @@ nobody sleeps. Which network is used does not depend on the grid.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from bandwidth import Arrival, ClientLinks, Upload, arrival, make_links, split_round
+from bandwidth import (
+    Arrival,
+    ClientLinks,
+    LinkFile,
+    LinkPlan,
+    Upload,
+    arguments,
+    arrival,
+    link_problems,
+    plan_links,
+    read_link_file,
+    split_round,
+)
+from compression.errors import ConfigError
 
 R = TypeVar("R")
 
@@ -83,6 +97,15 @@ class Network(Protocol[R]):
     def mean_up_bps(self, client: str) -> float | None:
         """The uplink's mean rate, bit/s; None where nobody knows it."""
 
+    def coming_up_bps(self, client: str, time_budget_s: float) -> float | None:
+        """Rate at which a budget made from it is used up exactly at the time budget's end, bit/s.
+
+        None where nobody knows the future.
+        """
+
+    def idle_until(self, time_s: float) -> None:
+        """Let the clock move on to a time, when nobody can be asked before."""
+
     def finish_round(self, sent: Sequence[Sent[R]], deadline_s: float | None, patience_s: float) -> RoundEnd[R]:
         """End a round in which these replies were sent, and move the clock to its end."""
 
@@ -91,6 +114,8 @@ class Network(Protocol[R]):
 class LinkSettings:
     """Links of a simulated network.
 
+    What can be checked without a file is checked here; `plan` checks the rest.
+
     Args:
         kind: name of a link model (bandwidth.LINK_KINDS).
         uplink_bps_min, uplink_bps_max: mean uplink rates are spread between these, bit/s.
@@ -98,6 +123,13 @@ class LinkSettings:
         overhead_s: fixed seconds of every transfer.
         compute_s: modelled compute seconds of a round.
         seed: seed of the links.
+        args: parameters of the kind, such as `amplitude = 0.95, period_s = 60` (docs/links.md).
+        file: path of a link file that says who gets which links; then kind, uplinks and args are
+            not used, and the file may leave downlink factor and overhead to these settings.
+        folder: where relative paths of trace files in args start; "": the working directory.
+
+    Raises:
+        ConfigError: all that is wrong, together.
     """
 
     kind: str = "cellular"
@@ -107,6 +139,53 @@ class LinkSettings:
     overhead_s: float = 0.05
     compute_s: float = 1.0
     seed: int = 1
+    args: str = ""
+    file: str = ""
+    folder: str = ""
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        args: dict[str, object] = {}
+        if self.file and self.args:
+            problems.append(f"args = {self.args!r} with a link file: expected parameters in the file's entries")
+        elif self.args:
+            try:
+                args = arguments(self.args, "args of the links")
+            except ConfigError as error:
+                problems += error.problems
+        problems += link_problems(
+            "constant" if self.file else self.kind,
+            args=args,
+            uplink_bps_min=1.0 if self.file else self.uplink_bps_min,
+            uplink_bps_max=1.0 if self.file else self.uplink_bps_max,
+            downlink_factor=self.downlink_factor,
+            overhead_s=self.overhead_s,
+        )
+        if not 0.0 <= self.compute_s < math.inf:
+            problems.append(f"compute_s = {self.compute_s!r}: expected a finite time >= 0 (s)")
+        if problems:
+            raise ConfigError(problems)
+
+    def plan(self) -> LinkPlan | LinkFile:
+        """The links to be given out: everything checked, every file read.
+
+        Raises:
+            ConfigError: all that is wrong, together.
+        """
+        if self.file:
+            return read_link_file(
+                self.file, seed=self.seed, downlink_factor=self.downlink_factor, overhead_s=self.overhead_s
+            )
+        return plan_links(
+            self.kind,
+            args=arguments(self.args, "args of the links"),
+            seed=self.seed,
+            uplink_bps_min=self.uplink_bps_min,
+            uplink_bps_max=self.uplink_bps_max,
+            downlink_factor=self.downlink_factor,
+            overhead_s=self.overhead_s,
+            folder=self.folder,
+        )
 
 
 class SimulatedNetwork(Generic[R]):
@@ -119,6 +198,7 @@ class SimulatedNetwork(Generic[R]):
 
     def __init__(self, settings: LinkSettings) -> None:
         self.settings = settings
+        self._plan = settings.plan()
         self._links: dict[str, ClientLinks] = {}
         self._busy_until_s: dict[str, float] = {}
         self._under_way: dict[str, tuple[float, Arrived[R]]] = {}
@@ -126,21 +206,10 @@ class SimulatedNetwork(Generic[R]):
 
     def register(self, clients: Sequence[tuple[str, int, int]]) -> None:
         """Make clients known: (id, index, count)."""
-        s = self.settings
         for client, index, count in clients:
             if client in self._links:
                 continue  # a client that comes back has the link it had
-            self._links[client] = make_links(
-                s.kind,
-                client=client,
-                index=index,
-                count=count,
-                seed=s.seed,
-                uplink_bps_min=s.uplink_bps_min,
-                uplink_bps_max=s.uplink_bps_max,
-                downlink_factor=s.downlink_factor,
-                overhead_s=s.overhead_s,
-            )
+            self._links[client] = self._plan.links(client, index=index, count=count)
 
     def now_s(self) -> float:
         """Virtual seconds since the start."""
@@ -166,9 +235,29 @@ class SimulatedNetwork(Generic[R]):
         """The uplink's rate now, bit/s."""
         return self._links[client].up.rate_bps(self._now_s)
 
-    def mean_up_bps(self, client: str) -> float | None:
+    def mean_up_bps(self, client: str) -> float:
         """The uplink's mean rate, bit/s."""
         return self._links[client].up.mean_bps
+
+    def coming_up_bps(self, client: str, time_budget_s: float) -> float:
+        """What the uplink will carry from the end of computing to the end of the time budget, bit/s.
+
+        The mean over the time that a budget counts on; a link still busy with an earlier reply
+        carries less of it. 0 when no time is left.
+        """
+        links = self._links[client]
+        end_s = self._now_s + time_budget_s
+        ready_s = self._now_s + self.settings.compute_s
+        counted_s = end_s - ready_s - links.overhead_up_s
+        begin_s = max(ready_s, self._busy_until_s.get(client, 0.0)) + links.overhead_up_s
+        if counted_s <= 0.0 or begin_s >= end_s:
+            return 0.0
+        return links.up.bits_between(begin_s, end_s) / counted_s
+
+    def idle_until(self, time_s: float) -> None:
+        """Let the clock move on to a time, or to the next arrival if that is earlier."""
+        coming = (a.transfer.finish_s for _, a in self._under_way.values())
+        self._now_s = max(self._now_s, min((time_s, *coming)))
 
     def finish_round(self, sent: Sequence[Sent[R]], deadline_s: float | None, patience_s: float) -> RoundEnd[R]:
         """End the round: at its last reply, or at its deadline if a reply is still under way.

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 from flwr.app import Message
 
 from compression import UP, Decoded, Expect, Header, Layout, Slot, decode, tag4
@@ -163,3 +164,15 @@ class Receiver:
                 raise ProtocolError(fault, f"the payload's {error}") from error
         if dict(header.slots).get(Slot.H) != self.memory.client(attempt.client).digest:
             raise ProtocolError("lost-memory", "the payload was made from another memory than the one known here")
+
+
+def coordinates(content: Decoded, *, everything: bool) -> int:
+    """How many values a message carries, as the Kimad paper's toy counts them: no headers, no indices.
+
+    Args:
+        content: the message.
+        everything: nothing was left out; else a value of zero in a dense record was.
+    """
+    updates = [update for update in content.updates if update is not None]
+    whole = sum(array.size for array in content.whole.values())
+    return whole + sum(u.values.size if everything else int(np.count_nonzero(u.values)) for u in updates)

@@ -29,11 +29,13 @@ class Client:
         node_id: the node it lives on.
         report: its newest report.
         excluded: why it is not asked any more, or None.
+        max_bytes_per_day: its own limit, as it said in its hello.
     """
 
     node_id: int
     report: Report
     excluded: str | None = None
+    max_bytes_per_day: int | None = None
 
 
 class Roster:
@@ -140,9 +142,13 @@ class Roster:
         self._register(list(self.clients))
         _log.info("%d clients said hello", len(self.clients))
 
+    def expected(self) -> int:
+        """How many clients there are, with those that nodes speak of and that have not come yet."""
+        return max([len(self.clients), *(c.report.count for c in self.clients.values() if c.report.count)])
+
     def _register(self, clients: list[str]) -> None:
         """Tell the network of clients, in the order of their ids: by partition, else by the next free number."""
-        count = max([len(self.clients), *(c.report.count for c in self.clients.values() if c.report.count)])
+        count = self.expected()
         entered: list[tuple[str, int, int]] = []
         for client in sorted(clients):
             index = self.clients[client].report.index
@@ -168,4 +174,4 @@ class Roster:
             self.receiver.fault("lost-memory", f"client {client!r}: {excluded}; it takes no further part")
         if known is not None and known.node_id != node_id:
             self.exchange.give_up([known.node_id])
-        self.clients[client] = Client(node_id, report, excluded)
+        self.clients[client] = Client(node_id, report, excluded, report.max_bytes_per_day)

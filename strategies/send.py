@@ -75,7 +75,7 @@ class Sender:
             self.acknowledgement(client, round_, now_s),
             seed=derived_seed(seed=s.seed, client=client, round_=round_, purpose="train"),
             time_budget_s=s.time_budget_s if adaptive else None,
-            rate_bps=rates.predict(client, reported_bps, now_s) if adaptive else None,
+            rate_bps=self.budget_rate_bps(client, network, rates, reported_bps) if adaptive else None,
             overhead_s=network.overhead_up_s(client),
             cap_bytes=s.cap_bytes if s.operator != "identity" else None,
             compute_s=network.compute_s(client),
@@ -84,6 +84,17 @@ class Sender:
             sample_seconds=sample.seconds if sample else None,
             sample_end_s=sample.at_s if sample else None,
         )
+
+    def budget_rate_bps(
+        self, client: str, network: Network[Any], rates: Rates, reported_bps: float | None
+    ) -> float | None:
+        """The rate that a client's budget is made from, bit/s; None: the network does not know it."""
+        s = self.settings
+        if s.budget_rate == "oracle":
+            return network.coming_up_bps(client, s.time_budget_s)
+        if s.budget_rate == "mean":
+            return network.mean_up_bps(client)
+        return rates.predict(client, reported_bps, network.now_s())
 
     def request(
         self,
@@ -107,6 +118,9 @@ class Sender:
             values=s.values,
             ratio=s.ratio,
             floor=s.floor,
+            floors=s.floors,
+            errors=s.errors,
+            unit=s.unit,
             estimator=s.estimator,
             durability=s.durability,
             forget=forget,

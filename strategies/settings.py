@@ -9,12 +9,14 @@ from typing import Final
 import torch
 
 from bandwidth import ESTIMATORS
-from compression import Scheme
+from compression import Scheme, parse_floors
 from compression.errors import ConfigError, unknown_name
 
 LATE: Final = ("absorb", "drop")
 EVALUATE: Final = ("server", "clients", "none")
 WEIGHTS: Final = ("examples", "uniform")
+SAMPLING: Final = ("fraction", "poisson")
+BUDGET_RATES: Final = ("estimated", "oracle", "mean")
 DURABILITY: Final = ("process", "full")
 
 
@@ -30,10 +32,21 @@ class Settings:
         late: whether a reply after the deadline is absorbed in a later round or dropped.
         give_up_after: time budgets after which a silent client may be asked again.
         operator, allocation, values, floor: how messages are cut (compression.Scheme).
+        floors: floors of single layers, e.g. "conv1*=10, fc*=0.01" (compression.parse_floors).
+        errors: what knapsack adds up over the layers: "squared" errors or "plain" ones.
+        unit: what a budget counts and a link carries: "bytes", or "coordinates" as in the Kimad
+            paper's toy, where one value takes as long as one byte and nothing else counts.
         ratio: a fixed ratio K/d instead of a byte budget; None: Kimad's budget.
+        budget_rate: the rate a budget is made from: "estimated"; "oracle", what the link will
+            really carry until the budget's end; "mean", the link's long-run mean, so that each
+            client has a static budget. The last two need a network that knows its links.
         estimator: how the uplink rate is predicted (bandwidth.ESTIMATORS).
         initial_rate_bps: uplink rate assumed of a client that was never measured, bit/s.
         cap_bytes: most bytes of one reply; None: no cap.
+        max_bytes_per_day: most bytes a client may send and receive in a day of the run's clock;
+            None: no limit. A node's own configuration may set a lower one for its client.
+        sampling: "fraction": that share of the clients in each round; "poisson": each client by
+            itself with that probability, so that a round may have none.
         fraction: share of the known clients asked in a round.
         min_clients: how many clients must be known before the first round.
         weights: clients weigh by "examples" or "uniform".
@@ -44,7 +57,8 @@ class Settings:
         evaluate: on the server's test set, on the clients, or not at all.
         evaluate_every: rounds between evaluations.
         target_accuracy: accuracy at which the run may stop; None: none.
-        stop_at_target: whether it stops there.
+        target_loss: loss at which the run may stop; None: none.
+        stop_at_target: whether it stops at either.
         stop_after_s: run-clock seconds after which the run stops; None: never.
         durability: "process" or "full": whether clients fsync their state.
         forget: whether clients delete this run's state at its end.
@@ -60,10 +74,16 @@ class Settings:
     allocation: str = "hull"
     values: str = "auto"
     floor: int = 1
+    floors: str = ""
+    errors: str = "squared"
+    unit: str = "bytes"
     ratio: float | None = None
+    budget_rate: str = "estimated"
     estimator: str = "last"
     initial_rate_bps: float = 1e6
     cap_bytes: int | None = None
+    max_bytes_per_day: int | None = None
+    sampling: str = "fraction"
     fraction: float = 1.0
     min_clients: int = 1
     weights: str = "examples"
@@ -74,6 +94,7 @@ class Settings:
     evaluate: str = "server"
     evaluate_every: int = 1
     target_accuracy: float | None = None
+    target_loss: float | None = None
     stop_at_target: bool = True
     stop_after_s: float | None = None
     durability: str = "process"
@@ -88,11 +109,24 @@ class Settings:
         """Seconds after which a silent client may be asked again."""
         return self.give_up_after * self.time_budget_s
 
+    def scheme(self) -> Scheme:
+        """How messages are cut."""
+        return Scheme(
+            operator=self.operator,
+            allocation=self.allocation,
+            values=self.values,
+            ratio=self.ratio,
+            floor=self.floor,
+            floors=parse_floors(self.floors),
+            errors=self.errors,
+            unit=self.unit,
+        )
+
     def problems(self) -> list[str]:
         """One sentence for each wrong setting."""
         found: list[str] = []
         try:
-            Scheme(self.operator, self.allocation, self.values, self.ratio, self.floor)
+            self.scheme()
         except ConfigError as error:
             found.extend(error.problems)
         names = {
@@ -100,13 +134,16 @@ class Settings:
             "late": LATE,
             "evaluate": EVALUATE,
             "weights": WEIGHTS,
+            "sampling": SAMPLING,
+            "budget_rate": BUDGET_RATES,
             "durability": DURABILITY,
             "server_optimizer": optimizers(),
         }
         for name, valid in names.items():
             if (got := getattr(self, name)) not in valid:
                 found.append(unknown_name(name.replace("_", "-"), got, valid))
-        for name in ("time_budget_s", "deadline_s", "give_up_after", "initial_rate_bps", "server_lr", "stop_after_s"):
+        positive = ("time_budget_s", "deadline_s", "give_up_after", "initial_rate_bps", "server_lr", "stop_after_s")
+        for name in (*positive, "target_loss"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 found.append(f"{name} is {value!r}: expected a finite number above 0")
@@ -114,7 +151,7 @@ class Settings:
             found.append(f"fraction is {self.fraction!r}: expected above 0 and at most 1")
         if self.target_accuracy is not None and not 0 <= self.target_accuracy <= 1:
             found.append(f"target_accuracy is {self.target_accuracy!r}: expected between 0 and 1, e.g. 0.95")
-        for name in ("min_clients", "whole_every", "evaluate_every", "cap_bytes"):
+        for name in ("min_clients", "whole_every", "evaluate_every", "cap_bytes", "max_bytes_per_day"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 found.append(f"{name} is {value!r}: expected at least 1")

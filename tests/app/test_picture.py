@@ -15,6 +15,7 @@ from matplotlib.image import imread
 
 from app import picture
 from app.picture import FOOTNOTE, curve, draw
+from app.rundir import Target
 
 Rows = list[dict[str, Any]]
 
@@ -43,17 +44,17 @@ def texts(part: Figure | Axes) -> list[str]:
 
 
 def test_curve_counts_the_bytes_of_rounds_without_an_accuracy() -> None:
-    ours = curve(OURS, 0.6)
+    ours = curve(OURS, Target(0.6))
     assert ours.time_s == (3.0, 9.0, 12.0, 15.0)
     assert ours.up_bytes == (1000.0, 3000.0, 4000.0, 5000.0)
     assert ours.reached == 2
-    assert curve(OURS, 0.7).reached == 2
-    assert curve(OURS, 0.76).reached is None
-    assert curve(OURS, 0.0).reached is None
+    assert curve(OURS, Target(0.7)).reached == 2
+    assert curve(OURS, Target(0.76)).reached is None
+    assert curve(OURS, Target(0.0)).reached is None
 
 
 def test_picture_says_when_each_run_reaches_the_target_and_the_factor(tmp_path: Path, figure: Figure) -> None:
-    draw(tmp_path / "p.png", OURS, DENSE, target_accuracy=0.6, title="Title", subtitle="what ran")
+    draw(tmp_path / "p.png", OURS, DENSE, target=Target(0.6), title="Title", subtitle="what ran")
     left, right = figure.axes
     assert left.get_title(loc="left") == "60 % after 12.0 s, dense after 3.00 min: 15.0x faster"
     assert right.get_title(loc="left") == "60 % after 4.00 kB, dense after 120 kB: 30.0x fewer bytes"
@@ -71,7 +72,7 @@ def test_picture_says_when_each_run_reaches_the_target_and_the_factor(tmp_path: 
 
 
 def test_time_is_linear_where_the_runs_are_of_like_length(tmp_path: Path, figure: Figure) -> None:
-    draw(tmp_path / "p.png", OURS, make_rows([0.1, 0.7], 30.0, 10), target_accuracy=0.6, title="", subtitle="")
+    draw(tmp_path / "p.png", OURS, make_rows([0.1, 0.7], 30.0, 10), target=Target(0.6), title="", subtitle="")
     assert figure.axes[0].get_xscale() == "linear"
     assert figure.axes[1].get_title(loc="left").endswith("200x more bytes")
 
@@ -89,7 +90,7 @@ def test_time_is_linear_where_the_runs_are_of_like_length(tmp_path: Path, figure
 def test_a_factor_is_claimed_only_where_it_is_known(
     tmp_path: Path, figure: Figure, rows: Rows, dense: Rows | None, said: str
 ) -> None:
-    draw(tmp_path / "p.png", rows, dense, target_accuracy=0.6, title="", subtitle="")
+    draw(tmp_path / "p.png", rows, dense, target=Target(0.6), title="", subtitle="")
     assert figure.axes[0].get_title(loc="left") == said
 
 
@@ -107,7 +108,7 @@ def test_a_factor_is_claimed_only_where_it_is_known(
     ids=["one row", "one row each", "not evaluated", "no rows", "no time, no bytes", "no target", "far apart"],
 )
 def test_every_run_can_be_drawn(tmp_path: Path, rows: Rows, dense: Rows | None, target: float) -> None:
-    path = draw(tmp_path / "p.png", rows, dense, target_accuracy=target, title="t", subtitle="s")
+    path = draw(tmp_path / "p.png", rows, dense, target=Target(target), title="t", subtitle="s")
     pixels = imread(io.BytesIO(path.read_bytes()), format="png")
     assert pixels.shape[:2] == (728, 1560)
     assert pixels.std() > 0.05  # not an empty sheet
@@ -115,7 +116,7 @@ def test_every_run_can_be_drawn(tmp_path: Path, rows: Rows, dense: Rows | None, 
 
 def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
     one, two = (
-        draw(tmp_path / name, OURS, DENSE, target_accuracy=0.6, title="t", subtitle="s").read_bytes()
+        draw(tmp_path / name, OURS, DENSE, target=Target(0.6), title="t", subtitle="s").read_bytes()
         for name in ("one.png", "two.png")
     )
     assert one == two

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from app.rundir import ROW_FIELDS, RunDir, read_rows, summarise
+from app.rundir import ROW_FIELDS, RunDir, Target, read_rows, summarise
 from compression.errors import ConfigError, StateError
 from protocol.files import write_atomic
 
@@ -211,7 +213,7 @@ DENSE = [make_row(n, acc, virtual_s=20.0 * n, uplink_bytes=800) for n, acc in ((
 
 
 def test_summary_by_hand() -> None:
-    summary = summarise(OURS, DENSE, target_accuracy=0.6, uplink_dense_bytes=3200, dense_stopped="target")
+    summary = summarise(OURS, DENSE, target=Target(0.6), uplink_dense_bytes=3200, dense_stopped="target")
     assert summary == {
         "absorbed": 1,
         "best_accuracy": 0.9,
@@ -219,6 +221,7 @@ def test_summary_by_hand() -> None:
         "deadline_misses": 4,
         "dense_best_accuracy": 0.9,
         "dense_final_accuracy": 0.9,
+        "dense_final_loss": None,
         "dense_rounds": 4,
         "dense_rounds_to_target": 2,  # 0.6 is at least the target
         "dense_run_uplink_bytes": 1600,
@@ -227,6 +230,7 @@ def test_summary_by_hand() -> None:
         "dense_virtual_seconds": 80.0,
         "downlink_bytes": 4000,
         "final_accuracy": 0.8,
+        "final_loss": None,
         "late": 1,
         "refused": 0,
         "rounds": 4,
@@ -235,6 +239,7 @@ def test_summary_by_hand() -> None:
         "speedup": 40.0 / 6.0,
         "speedup_at_least": None,
         "target_accuracy": 0.6,
+        "target_loss": 0.0,
         "uplink_bytes": 400,
         "uplink_bytes_to_target": 300,
         "uplink_dense_bytes": 3200,
@@ -244,17 +249,17 @@ def test_summary_by_hand() -> None:
 
 
 def test_what_cannot_be_told_is_null() -> None:
-    alone = summarise(OURS, None, target_accuracy=0.95, uplink_dense_bytes=0)
+    alone = summarise(OURS, None, target=Target(0.95), uplink_dense_bytes=0)
     never = ("seconds_to_target", "rounds_to_target", "uplink_bytes_to_target", "speedup", "uplink_fraction")
     assert {alone[name] for name in (*never, "dense_seconds_to_target", "dense_run_uplink_bytes")} == {None}
-    nothing = summarise([make_row(1)], [], target_accuracy=0.5, uplink_dense_bytes=100)
+    nothing = summarise([make_row(1)], [], target=Target(0.5), uplink_dense_bytes=100)
     assert (nothing["final_accuracy"], nothing["best_accuracy"]) == (None, None)
-    assert summarise([], None, target_accuracy=0.5, uplink_dense_bytes=0)["virtual_seconds"] == 0.0
-    assert summarise(OURS, None, target_accuracy=0.0, uplink_dense_bytes=1)["rounds_to_target"] is None
+    assert summarise([], None, target=Target(0.5), uplink_dense_bytes=0)["virtual_seconds"] == 0.0
+    assert summarise(OURS, None, target=Target(0.0), uplink_dense_bytes=1)["rounds_to_target"] is None
 
 
 def test_dense_run_that_was_stopped_short_bounds_the_speedup() -> None:
-    summary = summarise(OURS, DENSE[:1], target_accuracy=0.6, uplink_dense_bytes=1, dense_stopped="time limit")
+    summary = summarise(OURS, DENSE[:1], target=Target(0.6), uplink_dense_bytes=1, dense_stopped="time limit")
     assert summary["speedup"] is None
     assert summary["speedup_at_least"] == 20.0 / 6.0
     assert summary["dense_run_uplink_bytes"] == 800
@@ -262,5 +267,20 @@ def test_dense_run_that_was_stopped_short_bounds_the_speedup() -> None:
 
 def test_all_wrong_arguments_are_told_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        summarise(OURS, DENSE, target_accuracy=60.0, uplink_dense_bytes=-1, dense_stopped="none")
-    assert len(caught.value.problems) == 3
+        summarise(OURS, DENSE, target=Target(0.6), uplink_dense_bytes=-1, dense_stopped="none")
+    assert len(caught.value.problems) == 2
+
+
+def test_a_target_loss_is_reached_from_above() -> None:
+    target = Target(0.25, loss=True)
+    rows = [make_row(1) | {"test_loss": 0.5}, make_row(2) | {"test_loss": None}, make_row(3) | {"test_loss": 0.25}]
+    summary = summarise(rows, None, target=target, uplink_dense_bytes=1)
+    assert (summary["rounds_to_target"], summary["target_loss"], summary["final_loss"]) == (3, 0.25, 0.25)
+    assert not target.reached(0.26)
+    assert not target.reached(None)
+
+
+@pytest.mark.parametrize("wrong", [lambda: Target(60.0), lambda: Target(-1.0, loss=True), lambda: Target(math.nan)])
+def test_a_target_out_of_range_is_refused(wrong: Callable[[], Target]) -> None:
+    with pytest.raises(ConfigError, match="target"):
+        wrong()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.rundir import summarise
+from app.rundir import Target, summarise
 from app.table import closing_table, human_bytes, human_factor, human_seconds, live_line
 
 
@@ -89,7 +89,7 @@ def test_closing_table_with_a_dense_run() -> None:
     ours = [make_row(1, 0.4), make_row(2, 0.8)]
     dense = [make_row(1, 0.5, virtual_s=600.0, uplink_bytes=5_000_000), make_row(2, 0.7, virtual_s=1200.0)]
     text = closing_table(
-        summarise(ours, dense, target_accuracy=0.6, uplink_dense_bytes=10_000_000, dense_stopped="target")
+        summarise(ours, dense, target=Target(0.6), uplink_dense_bytes=10_000_000, dense_stopped="target")
     )
     cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if "|" in line]
     assert ["", "this run", "dense run"] in cells
@@ -105,21 +105,21 @@ def test_closing_table_with_a_dense_run() -> None:
 def test_closing_table_claims_no_more_than_is_known() -> None:
     short = [make_row(1, 0.5, virtual_s=600.0)]
     bound = closing_table(
-        summarise([make_row(1, 0.6)], short, target_accuracy=0.6, uplink_dense_bytes=1, dense_stopped="time limit")
+        summarise([make_row(1, 0.6)], short, target=Target(0.6), uplink_dense_bytes=1, dense_stopped="time limit")
     )
     assert "never" in bound
     assert bound.splitlines()[-1] == (
         "The dense run had not reached 60 % when it was stopped (time limit): this run is more than 12.0x as fast."
     )
-    alone = closing_table(summarise([make_row(1)], None, target_accuracy=0.6, uplink_dense_bytes=1))
+    alone = closing_table(summarise([make_row(1)], None, target=Target(0.6), uplink_dense_bytes=1))
     assert "dense run" not in alone
     assert "as long" not in alone
-    free = closing_table(summarise([make_row(1)], None, target_accuracy=0.0, uplink_dense_bytes=1))
+    free = closing_table(summarise([make_row(1)], None, target=Target(0.0), uplink_dense_bytes=1))
     assert "time to" not in free
 
 
 def test_closing_table_is_plain_text() -> None:
-    summary = summarise([make_row(1, 0.6)], None, target_accuracy=0.6, uplink_dense_bytes=10**13)
+    summary = summarise([make_row(1, 0.6)], None, target=Target(0.6), uplink_dense_bytes=10**13)
     lines = closing_table(summary).splitlines()
     assert all(line.isascii() and line.isprintable() and line == line.rstrip() for line in lines)
     assert max(map(len, lines)) <= 78

@@ -29,7 +29,11 @@ class StepLink:
     def rate_bps(self, time_s: float) -> float:
         return self.before_bps if time_s < self.at_s else self.after_bps
 
-    def finish_s(self, start_s: float, nbytes: int) -> float:
+    def bits_between(self, start_s: float, end_s: float) -> float:
+        before_s = max(min(end_s, self.at_s) - start_s, 0.0)
+        return self.before_bps * before_s + self.after_bps * (end_s - start_s - before_s)
+
+    def finish_s(self, start_s: float, nbytes: float) -> float:
         first = min(8.0 * nbytes, self.before_bps * max(self.at_s - start_s, 0.0))
         if first == 8.0 * nbytes:
             return start_s + first / self.before_bps

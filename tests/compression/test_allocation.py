@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from compression.allocation import (
     ALLOCATIONS,
-    HULL,
     UNIFORM,
     Allocation,
     Path,
     Sizes,
     error_table,
     fit,
+    hull,
     modelled_bytes,
     refined_table,
     uniform,
@@ -50,7 +50,7 @@ def test_hull_vertices_are_optimal_by_brute_force(d: list[int], seed: int, kind:
         counts = np.where(dense, sizes.d, counts)
         return sum(float(t.at(counts[i : i + 1], d[i])[0]) for i, t in enumerate(tables))
 
-    path = HULL.path(sizes, tables)
+    path = hull(sizes, tables)
     table = [
         (bytes_of(np.array(counts), sizes), error(np.array(counts)))
         for counts in itertools.product(*(range(1, n + 1) for n in d))
@@ -72,7 +72,9 @@ def test_hull_vertices_are_optimal_by_brute_force(d: list[int], seed: int, kind:
 @settings(max_examples=60)
 def test_paths_grow_from_the_floor_to_the_cap(d: list[int], floor: int, kind: str, name: str) -> None:
     sizes = sizes_of(d, floor=floor)
-    path = ALLOCATIONS[name].path(sizes, [error_table(vector(kind, n, "float32", i)) for i, n in enumerate(d)])
+    path = {"uniform": uniform, "hull": hull}[name](
+        sizes, [error_table(vector(kind, n, "float32", i)) for i, n in enumerate(d)]
+    )
     rows = [path.counts(size) for size in np.linspace(path.least - 1, path.most + 1, 60)]
     assert np.array_equal(rows[0], sizes.floor)
     assert np.array_equal(rows[-1], sizes.cap)
@@ -180,6 +182,6 @@ def test_registries_refuse_duplicates_and_name_the_nearest() -> None:
             ALLOCATIONS.register(taken)
     with pytest.raises(ConfigError, match="did you mean 'uniform'"):
         ALLOCATIONS["unifrom"]
-    assert [entry.name for entry in ALLOCATIONS] == ["uniform", "hull"]
+    assert [entry.name for entry in ALLOCATIONS] == ["uniform", "hull", "global", "knapsack"]
     assert "hull" in ALLOCATIONS
     assert ALLOCATIONS.by_id(77) is None

@@ -162,7 +162,7 @@ def test_every_coding_keeps_its_promises(coding: object, dtype: str) -> None:
     assert isinstance(coding, type(BF16))
     x = np.random.default_rng(0).standard_normal(1001).astype(dtype)
     data = coding.encode(x)
-    assert len(data) == 1001 * coding.itemsize
+    assert len(data) == coding.stream_bytes(1001) == 1001 * coding.itemsize + coding.overhead_bytes
     once = coding.decode(data, 1001, dtype)
     assert once.dtype.name == dtype
     assert np.max(np.abs(once - x) / np.abs(x)) <= coding.roundoff

@@ -24,13 +24,20 @@ from compression.operators import OPERATORS
 from tests.compression.support import KINDS, dense_of, flat_layout, header_of, same_update, vector
 
 DTYPES = ["float32", "float64"]
-NAMES = ["uniform", "hull"]
+PATHS = ["uniform", "hull", "global"]
+NAMES = [*PATHS, "knapsack"]
+PAIR = ["uniform", "hull"]
 
 
 def check(
-    layout: Layout, header: Header, x: list[NDArray[Any]], whole: dict[str, NDArray[Any]], got: Compressed
+    layout: Layout,
+    header: Header,
+    x: list[NDArray[Any]],
+    whole: dict[str, NDArray[Any]],
+    got: Compressed,
+    scheme: Scheme,
 ) -> None:
-    """Everything that holds for every message."""
+    """Everything that holds for every message in bytes."""
     found = decode(layout, got.payload)
     assert found.header == header
     assert all(same_update(a, b) for a, b in zip(got.updates, found.updates, strict=True))
@@ -42,7 +49,7 @@ def check(
         assert got.norm_sq[at] == pytest.approx(float(exact @ exact), rel=1e-9, abs=1e-300)
         assert got.kept[at] == update.values.size
         assert got.ratios[at] == (got.kept[at] / vec.size if vec.size else 1.0)
-        if update.indices is not None:
+        if update.indices is not None and scheme.operator == "topk":
             assert np.count_nonzero(vec[update.indices]) == update.indices.size  # zeros are not sent
             kept = set(update.indices.tolist())
             order = np.argsort(-np.abs(vec), kind="stable")[: len(kept)].tolist()
@@ -51,7 +58,8 @@ def check(
             assert got.kept[at] >= 1
     assert got.miss == (got.budget_bytes is not None and len(got.payload) > got.budget_bytes)
     assert len(got.payload) <= dense_bytes_on_wire(layout, header)
-    if got.budget_bytes is not None and not got.miss and not got.everything_fits and len(got.payload) >= 4096:
+    fills = got.budget_bytes is not None and not got.miss and not got.everything_fits and scheme.allocation in PATHS
+    if fills and got.budget_bytes is not None and len(got.payload) >= 4096:
         assert len(got.payload) >= 0.99 * got.budget_bytes
     if got.everything_fits:
         assert all(
@@ -81,12 +89,12 @@ def test_every_budget_is_kept_and_used(
     budget = int(share**3 * dense_bytes_on_wire(layout, header))
     scheme = Scheme(allocation=allocation, values=values, floor=floor)
     got = compress(layout, header, x, whole, scheme, budget)
-    check(layout, header, x, whole, got)
+    check(layout, header, x, whole, got, scheme)
     if got.miss:
         for vec, update in zip(x, got.updates, strict=True):
             nonzero = int(np.count_nonzero(vec))
             assert update.indices is None or update.values.size == min(floor, nonzero)
-        assert len(got.payload) <= smallest_bytes(layout, header, "bf16" if values == "auto" else values, floor=floor)
+        assert len(got.payload) <= smallest_bytes(layout, header, scheme)
     assert got.payload == compress(layout, header, x, whole, scheme, budget).payload
 
 
@@ -100,8 +108,9 @@ def test_big_layers(kind: str, dtype: str, allocation: str) -> None:
     x = [vector(kind, d, dtype, 10 + d) * 2.0 ** (3 * i) for i, d in enumerate(sizes)]
     x = [v.astype(dtype) for v in x]
     for budget in (4200, 9000, 60_000, 300_000):
-        got = compress(layout, header, x, None, Scheme(allocation=allocation), budget)
-        check(layout, header, x, {}, got)
+        scheme = Scheme(allocation=allocation)
+        got = compress(layout, header, x, None, scheme, budget)
+        check(layout, header, x, {}, got, scheme)
         assert not got.miss
 
 
@@ -111,7 +120,8 @@ def test_many_equal_layers_that_would_step_together() -> None:
     x = [vector("gauss", 10, "float32", i) for i in range(1000)]
     for budget in (7000, 12_000, 19_000):
         for allocation in NAMES:
-            check(layout, header, x, {}, compress(layout, header, x, None, Scheme(allocation=allocation), budget))
+            scheme = Scheme(allocation=allocation)
+            check(layout, header, x, {}, compress(layout, header, x, None, scheme, budget), scheme)
 
 
 @given(st.lists(st.sampled_from(KINDS), min_size=2, max_size=5), st.integers(300, 30_000), st.sampled_from(DTYPES))
@@ -120,7 +130,7 @@ def test_hull_is_never_worse_than_uniform(kinds: list[str], budget: int, dtype: 
     sizes = [400 * 3**i for i in range(len(kinds))]
     layout = flat_layout(sizes, dtype)
     x = [vector(kind, d, dtype, d) for kind, d in zip(kinds, sizes, strict=True)]
-    even, best = (compress(layout, header_of(layout), x, None, Scheme(allocation=n), budget) for n in NAMES)
+    even, best = (compress(layout, header_of(layout), x, None, Scheme(allocation=n), budget) for n in PAIR)
     assert sum(best.error_sq) <= sum(even.error_sq) * (1 + 1e-12)
 
 
@@ -128,8 +138,8 @@ def test_hull_is_much_better_where_layers_differ_and_never_beats_one_global_choi
     sizes = [40_000] * 4
     layout = flat_layout(sizes)
     x = [vector("gauss", d, "float32", i) * np.float32(10.0 ** (i - 2)) for i, d in enumerate(sizes)]
-    scheme = {name: Scheme(allocation=name, values="native") for name in NAMES}
-    even, best = (compress(layout, header_of(layout), x, None, scheme[name], 20_000) for name in NAMES)
+    scheme = {name: Scheme(allocation=name, values="native") for name in PAIR}
+    even, best = (compress(layout, header_of(layout), x, None, scheme[name], 20_000) for name in PAIR)
     assert sum(best.error_sq) < 0.9 * sum(even.error_sq)
     squares = np.sort(np.concatenate([v.astype(np.float64) for v in x]) ** 2)
     for got in (even, best):
@@ -139,7 +149,7 @@ def test_hull_is_much_better_where_layers_differ_and_never_beats_one_global_choi
 def test_more_bytes_keep_more_and_lose_less() -> None:
     layout = flat_layout([30_000, 2000])
     x = [vector("heavy", 30_000, "float32", 1), vector("gauss", 2000, "float32", 2)]
-    for name in NAMES:
+    for name in PATHS:
         rows = [
             compress(layout, header_of(layout), x, None, Scheme(allocation=name), b) for b in range(200, 50_000, 2500)
         ]
@@ -155,9 +165,9 @@ def test_smallest_bytes_is_never_missed(sizes: list[int], floor: int, dtype: str
     header = header_of(layout)
     x = [vector("gauss", d, dtype, d) for d in sizes]
     whole = {"count0": np.array(1), "count1": np.array(2)}
-    budget = smallest_bytes(layout, header, "bf16", floor=floor)
+    budget = smallest_bytes(layout, header, Scheme(floor=floor))
     assert not compress(layout, header, x, whole, Scheme(floor=floor), budget).miss
-    bare = smallest_bytes(layout, header, "bf16", floor=floor, whole=False)
+    bare = smallest_bytes(layout, header, Scheme(floor=floor), whole=False)
     assert bare == budget - 16
     assert not compress(layout, header, x, None, Scheme(floor=floor, allocation="uniform"), bare).miss
 
@@ -184,7 +194,7 @@ def test_a_fixed_ratio_without_a_budget(ratio: float) -> None:
     layout = flat_layout(sizes)
     x = [vector("gauss", d, "float32", d) for d in sizes]
     got = compress(layout, header_of(layout), x, None, Scheme(ratio=ratio), None)
-    check(layout, header_of(layout), x, {}, got)
+    check(layout, header_of(layout), x, {}, got, Scheme(ratio=ratio))
     for d, kept, update in zip(sizes, got.kept, got.updates, strict=True):
         assert kept == (d if update.indices is None else max(1, int(ratio * d)))
 
@@ -209,8 +219,8 @@ def test_without_ratio_and_budget_every_non_zero_goes() -> None:
     assert got.kept == (int(np.count_nonzero(x[0])),)
 
 
-@pytest.mark.parametrize("operator", [operator.name for operator in OPERATORS])
-@pytest.mark.parametrize("values", ["auto", "native", "fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("operator", [operator.name for operator in OPERATORS if not operator.seeded])
+@pytest.mark.parametrize("values", ["auto", "native", "fp64", "fp32", "bf16", "fp16"])
 def test_contraction_with_the_alpha_it_states(operator: str, values: str) -> None:
     sizes = [4000, 50, 3]
     for dtype in DTYPES:
@@ -310,5 +320,5 @@ def test_an_empty_layout() -> None:
     for name in ("topk", "identity"):
         got = compress(layout, header, [], None, Scheme(name), 1000)
         assert decode(layout, got.payload).updates == ()
-        assert len(got.payload) == dense_bytes_on_wire(layout, header) == smallest_bytes(layout, header)
+        assert len(got.payload) == dense_bytes_on_wire(layout, header) == smallest_bytes(layout, header, Scheme(name))
         assert (got.alpha, got.miss, got.everything_fits) == (1.0, False, True)

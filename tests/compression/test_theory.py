@@ -77,7 +77,7 @@ def test_ef21_descends_its_lyapunov_function_every_round(seed: int, allocation: 
         for worker, gradient in enumerate(problem.gradients(x)):
             delta = [difference(g, h) for g, h in zip(np.split(gradient, CUTS), memories[worker], strict=True)]
             header = header_of(layout, round=step)
-            least = smallest_bytes(layout, header, "fp64", floor=2)
+            least = smallest_bytes(layout, header, Scheme(values="fp64", floor=2))
             sent = compress(layout, header, delta, None, scheme, int(rng.integers(least, least + 120)))
             assert not sent.miss
             assert sent.alpha >= 2 / max(SIZES)

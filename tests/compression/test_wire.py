@@ -29,6 +29,7 @@ from compression import (
     tag4,
 )
 from compression.errors import LayoutError, UpdateError, WireError
+from compression.indices import seeded_support
 from compression.operators import IDENTITY, OPERATORS, TOPK
 from compression.values import BF16, FP32, FP64, VALUES
 from compression.wire import Item, header_bytes, largest_bytes
@@ -92,7 +93,11 @@ def messages(draw: st.DrawFn) -> tuple[Layout, Header, list[Item]]:
             support = None if density is None else np.flatnonzero(rng.random(layer.size) < density).astype(np.int64)
             n = layer.size if support is None else support.size
             values = coding.round((rng.standard_normal(n) * 10.0 ** rng.integers(-30, 30)).astype(dtype))
-            record = Record(draw(st.sampled_from(list(OPERATORS))), coding, LayerUpdate(support, values))
+            operator = draw(st.sampled_from(list(OPERATORS)))
+            seed = draw(st.integers(0, 2**32 - 1)) if operator.seeded and support is not None else None
+            if seed is not None and support is not None:
+                support = seeded_support(seed, support.size, layer.size)
+            record = Record(operator, coding, LayerUpdate(support, values), seed)
             items.append(None if draw(st.integers(0, 5)) == 0 else record)
         else:
             dtype = draw(st.sampled_from(["bool", "int8", "uint16", "int64", "float16", "float32", "complex64"]))

@@ -78,6 +78,7 @@ FULL_REPORT = Report(
     address="127.0.0.1:1234",
     codings="dense,rice",
     index=1,
+    max_bytes_per_day=5_000_000,
     count=10,
 )
 
@@ -100,6 +101,9 @@ def test_request_survives_the_record() -> None:
         values="fp32",
         ratio=0.25,
         floor=2,
+        floors="fc*=3",
+        errors="plain",
+        unit="coordinates",
         estimator="ewma",
         durability="full",
         forget=True,

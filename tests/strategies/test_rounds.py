@@ -242,3 +242,59 @@ def test_train_config_and_a_seed_for_each_round_reach_user_code(tmp_path: Path) 
     )
     assert [(c["lr"], c["server-round"]) for c in seen] == [(0.1, 1), (0.1, 2), (0.1, 3)]
     assert len({c["seed"] for c in seen}) == 3
+
+
+def test_oracle_budgets_arrive_exactly_at_the_end_of_the_time_budget(tmp_path: Path) -> None:
+    """unit = coordinates and the true future rate: what is left of the time is less than one value's."""
+    links = LinkSettings("cellular", 40, 400, overhead_s=0.05, compute_s=0.2, seed=3)  # 5 to 50 values a second
+    settings = replace(BASE, budget_rate="oracle", unit="coordinates", allocation="uniform", time_budget_s=3.0)
+    _, rows, _ = run(tmp_path, settings, rounds=12, links=links)
+    for row in rows:  # the smallest reply has a value of each of the two layers
+        assert row["deadline_misses"] <= sum(b < 2 for b in row["budget_bytes_by_client"].values())
+    budgets = [b for row in rows for b in row["budget_bytes_by_client"].values()]
+    assert len(set(budgets)) > 10
+    for row in rows:
+        if min(row["budget_bytes_by_client"].values()) >= 2 and max(row["budget_bytes_by_client"].values()) < SIZE:
+            slowest = min(row["true_up_bps"].values())
+            assert 3.0 - row["round_s"] < 8 / slowest * 2
+
+
+def test_mean_rate_gives_each_client_a_static_budget(tmp_path: Path) -> None:
+    links = LinkSettings("cellular", 400, 3000, overhead_s=0.05, compute_s=0.2, seed=3)
+    strategy, rows, _ = run(tmp_path, replace(BASE, budget_rate="mean"), rounds=6, links=links)
+    assert len({tuple(sorted(row["budget_bytes_by_client"].items())) for row in rows}) == 1
+    for client, budget in rows[0]["budget_bytes_by_client"].items():
+        rate = strategy.network.mean_up_bps(client)
+        assert rate is not None
+        assert budget == int(rate / 8 * (1.0 - 0.2 - 0.05))
+
+
+@pytest.mark.parametrize("budget_rate", ["oracle", "mean"])
+def test_a_budget_rate_that_nobody_knows_is_refused(
+    tmp_path: Path, budget_rate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SimulatedNetwork, "coming_up_bps", lambda *_: None)
+    monkeypatch.setattr(SimulatedNetwork, "mean_up_bps", lambda *_: None)
+    with pytest.raises(ConfigError, match="expected a simulated network, or budget-rate = estimated"):
+        run(tmp_path, replace(BASE, budget_rate=budget_rate), rounds=1)
+
+
+def test_a_target_loss_ends_the_run(tmp_path: Path) -> None:
+    losses = iter([3.0, 1.0, 0.5, 0.1])
+    strategy = Kimad(replace(BASE, target_loss=0.5), SimulatedNetwork(SLOW), on_round=lambda row, _: rows.append(row))
+    rows: Rows = []
+    strategy.start(
+        grid=grid_of(least_squares_app(LeastSquares.make(2), 1e-3), 2, tmp_path),
+        initial_arrays=record(cut(np.ones(SIZE), "float64")),
+        num_rounds=9,
+        evaluate_fn=lambda *_: MetricRecord({"loss": next(losses)}),
+    )
+    assert [row["test_loss"] for row in rows] == [3.0, 1.0, 0.5]
+
+
+def test_poisson_rounds_may_have_nobody_and_the_run_goes_on(tmp_path: Path) -> None:
+    strategy, rows, _ = run(tmp_path, replace(BASE, sampling="poisson", fraction=0.3), rounds=30, clients=3)
+    participants = [row["participants"] for row in rows]
+    assert {0, 1} <= set(participants)
+    for client, memory in settled_memories(strategy, tmp_path).items():
+        assert strategy.memory.client(client).digest == memory.digest
