@@ -221,6 +221,7 @@ def _compress(
     budget: int | None,
 ) -> Compressed:
     """C(u - h) of the update u = received - trained, as payload bytes within the budget."""
+    trained = _in_the_models_width(layout, trained)
     layout.check(trained)
     before, _ = layout.split(received)
     after, whole = layout.split(trained)
@@ -253,6 +254,20 @@ def _compress(
         if not np.isfinite(kept + update.values).all():
             raise UpdateError(layout.layers[position].name, None, "the memory would overflow; scale the update down")
     return compressed
+
+
+def _in_the_models_width(
+    layout: Layout, trained: Mapping[str, NDArray[np.generic]]
+) -> Mapping[str, NDArray[np.generic]]:
+    """float32 and float64 in the model's own width: scikit-learn and NumPy widen what they train."""
+    floats = {layer.name: layer.dtype for layer in layout.layers if layer.dtype in ("float32", "float64")}
+    with np.errstate(over="ignore"):  # what overflows is refused as not finite
+        return {
+            name: array.astype(floats[name], copy=False)
+            if name in floats and array.dtype.name in ("float32", "float64")
+            else array
+            for name, array in trained.items()
+        }
 
 
 def _call_user(

@@ -38,7 +38,7 @@ from strategies.network import Network, Sent
 from strategies.predict import Rates
 from strategies.receive import Metrics, Receiver, Reply, coordinates
 from strategies.roster import Client, Roster
-from strategies.row import Round, row
+from strategies.row import Round, line, row
 from strategies.send import Sender
 from strategies.settings import Settings
 from strategies.step import ServerOptimizer, combine_whole
@@ -54,7 +54,8 @@ class Kimad(Strategy):
     Args:
         settings: every setting of the run.
         network: when replies arrive and by which clock (SimulatedNetwork).
-        on_round: called with each round's row (docs/run-directory.md) and its wall times.
+        on_round: called with each round's row (docs/run-directory.md) and its wall times; None:
+            a line a round goes to Flower's log.
         on_clients: called once, before the first round, with the number of clients expected.
     """
 
@@ -147,6 +148,8 @@ class Kimad(Strategy):
 
     def _prepare(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         """Fix the layout and the starting model, and make the parts of the round."""
+        if not self.settings.experiment:
+            self.settings = replace(self.settings, experiment=_run_name(grid))
         s = self.settings
         self.arrays = {name: array.numpy() for name, array in initial_arrays.items()}
         self.layout = Layout.of(self.arrays, s.whole)
@@ -467,15 +470,16 @@ class Kimad(Strategy):
     # ---- the end ---------------------------------------------------------------------------
 
     def _write_row(self, train_wall_s: float, round_wall_s: float) -> None:
-        if self.on_round is None:
-            return
         values = row(
             self._round,
             self.layout,
             time_budget_s=self.settings.time_budget_s,
             dense_reply_bytes=self._dense_reply_bytes(self._round.number),
         )
-        self.on_round(values, {"round": self._round.number, "train_s": train_wall_s, "round_s": round_wall_s})
+        if self.on_round is None:
+            _log.info("%s", line(values))
+        else:
+            self.on_round(values, {"round": self._round.number, "train_s": train_wall_s, "round_s": round_wall_s})
 
     def _is_over(self) -> bool:
         s = self.settings
@@ -494,6 +498,14 @@ class Kimad(Strategy):
             request = self.sender.request("settle", (acknowledgement,), forget=self.settings.forget)
             messages.append(message_for(grid, write_request(request), "train", known.node_id))
         self._exchange.collect(self._exchange.push("settle", messages), min(timeout, 60.0))
+
+
+def _run_name(grid: Grid) -> str:
+    """An experiment's id from Flower's run; grids without one (in-process) have one state folder a run."""
+    try:
+        return f"run-{grid.run.run_id}"
+    except RuntimeError:
+        return "run"
 
 
 def _record(arrays: dict[str, NDArray[np.generic]]) -> ArrayRecord:

@@ -18,6 +18,11 @@ from strategies.receive import Receiver
 from strategies.send import Sender
 
 FIRST_HELLO_S: Final = 120.0  # the start of an engine included
+OUR_ERRORS: Final = "compression.errors."  # a client error that the mod raised itself
+NO_MOD: Final = (
+    "The mod answers a hello without calling the app's code, so the client has no mod: write "
+    "ClientApp(mods=[kimad_mod]), before mods that look at arrays, and install kimad-fl on the node"
+)
 _log = logging.getLogger("flwr.kimad")
 
 
@@ -55,6 +60,7 @@ class Roster:
         self.clients: dict[str, Client] = {}
         self._greeted: dict[int, float] = {}
         self._again: set[int] = set()
+        self._wrong: dict[int, str] = {}
         self._index: dict[str, int] = {}
         self._complete = False
 
@@ -102,8 +108,10 @@ class Roster:
                     self._enter(report, node, online)
                     entered.append(report.client)
                 self._greeted.pop(node, None)
+                self._wrong.pop(node, None)
             except ProtocolError as error:  # greeted again when its patience is over
-                self.receiver.fault(error.kind, f"node {node} did not say who it is: {error.detail}")
+                self._wrong[node] = detail = error.detail + ("" if OUR_ERRORS in error.detail else f". {NO_MOD}")
+                self.receiver.fault(error.kind, f"node {node} did not say who it is: {detail}")
         if self._complete:
             self._register(entered)
         return rest
@@ -123,6 +131,11 @@ class Roster:
             expected = max([least, 1, *(c.report.count for c in self.clients.values() if c.report.count)])
             if len(self.clients) >= expected:
                 break
+            if not self.clients and self._wrong and self._wrong.keys() >= set(self.grid.get_node_ids()):
+                raise ConfigError(
+                    f"none of the {len(self._wrong)} nodes said who it is; node {next(iter(self._wrong))}: "
+                    f"{next(iter(self._wrong.values()))}"
+                )
             if time.monotonic() > until_s:
                 if len(self.clients) < max(least, 1):
                     raise ConfigError(

@@ -84,6 +84,21 @@ def row(r: Round, layout: Layout, *, time_budget_s: float, dense_reply_bytes: in
     }
 
 
+def line(values: dict[str, Any]) -> str:
+    """A row in one line, for a log."""
+    parts = [
+        f"round {values['round']}: {values['virtual_s']:.1f} s",
+        f"{values['uplink_bytes']} of {values['uplink_dense_bytes']} bytes up",
+        f"{len(values['accepted'])} of {values['participants']} replies in",
+    ]
+    parts += [
+        f"{key} {values[key]:.4g}" for key in ("train_loss", "test_loss", "test_accuracy") if values[key] is not None
+    ]
+    if values["refused"]:
+        parts.append(f"refused: {values['refused']}")
+    return ", ".join(parts)
+
+
 def _finite(value: float | None) -> float | None:
     """A metric, or None when a diverged model gave NaN or infinity."""
     return value if value is not None and math.isfinite(value) else None

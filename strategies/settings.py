@@ -25,7 +25,8 @@ class Settings:
     """Settings of one run; wrong ones raise ConfigError, all problems together.
 
     Args:
-        experiment: id of the run; client state of another run is never touched.
+        experiment: id of the run; client state of another run is never touched. "": that of
+            Flower's run, so that a run never meets what another has left.
         seed: seed of every draw of the run.
         time_budget_s: t, seconds a round may take each client from receipt to arrival.
         deadline_s: seconds after which a round no longer waits; None: it waits for all.
@@ -64,7 +65,7 @@ class Settings:
         forget: whether clients delete this run's state at its end.
     """
 
-    experiment: str = "kimad"
+    experiment: str = ""
     seed: int = 1
     time_budget_s: float = 2.0
     deadline_s: float | None = None

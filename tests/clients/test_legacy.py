@@ -180,7 +180,7 @@ def test_a_client_without_numpy_helper_works_and_its_truth_values_are_numbers(tm
         (lambda p: p[:-1], "missing 'b'"),
         (lambda p: [*p, p[0]], "unexpected '2'"),
         (lambda p: p[::-1], "'w' has shape (6,), expected (8, 3)"),
-        (lambda p: [a.astype(np.float32) for a in p], "'w' has dtype float32, expected float64"),
+        (lambda p: [a.astype(np.int32) for a in p], "'w' has dtype int32, expected float64"),
         (lambda p: [], "missing 'w'; missing 'b'"),
     ],
 )

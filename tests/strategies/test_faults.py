@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
@@ -18,7 +18,7 @@ from compression.errors import ConfigError
 from protocol import NodeReply, read_reply, read_request, write_reply
 from protocol.messages import outside_of_a_run
 from strategies import InProcessGrid, Kimad, LinkSettings, Settings, SimulatedNetwork
-from tests.apps import SIZE, LeastSquares, cut, join, least_squares_app, read, record, settled_memories
+from tests.apps import SIZE, LeastSquares, cut, grid_of, join, least_squares_app, read, record, settled_memories
 
 LINKS = LinkSettings("constant", 4000, 4000, overhead_s=0.05, compute_s=0.2, seed=3)
 BASE = Settings(experiment="t", seed=5, time_budget_s=1.0, initial_rate_bps=4000, values="fp64", forget=False)
@@ -348,3 +348,45 @@ def test_links_do_not_depend_on_the_order_of_hellos(tmp_path: Path) -> None:
         found.append({name: strategy.network.mean_up_bps(name) for name in "abc"})
     assert found[0] == found[1] == found[2]
     assert len(set(found[0].values())) == 3
+
+
+def test_an_app_without_the_mod_is_told_so_before_anything_runs(tmp_path: Path) -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        raise KeyError("arrays")
+
+    grid = InProcessGrid.of_partitions(app, 2, {}, tmp_path)
+    with pytest.raises(ConfigError, match=r"none of the 2 nodes said who it is.*mods=\[kimad_mod\]"):
+        Kimad(BASE, SimulatedNetwork(LINKS)).start(grid=grid, initial_arrays=record(cut(np.ones(SIZE), "float64")))
+
+
+def test_an_answer_in_another_float_width_is_taken_in_the_models(tmp_path: Path) -> None:
+    problem = LeastSquares.make(3)
+
+    def widen(index: int, number: int, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        return {name: array.astype("float64" if index else "float32") for name, array in arrays.items()}
+
+    rows: list[dict[str, Any]] = []
+    Kimad(BASE, SimulatedNetwork(LINKS), on_round=lambda row, _: rows.append(row)).start(
+        grid=grid_of(least_squares_app(problem, 1e-3, widen), 3, tmp_path),
+        initial_arrays=record(cut(np.ones(SIZE), "float32")),
+        num_rounds=3,
+    )
+    assert all(not row["refused"] for row in rows)
+    assert all(row["participants"] == 3 for row in rows)
+
+
+def test_without_a_callback_each_round_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    strategy = Kimad(replace(BASE, experiment=""), SimulatedNetwork(LINKS))
+    strategy.start(
+        grid=grid_of(least_squares_app(LeastSquares.make(2), 1e-3), 2, tmp_path),
+        initial_arrays=record(cut(np.ones(SIZE), "float64")),
+        num_rounds=2,
+    )
+    lines = [r.message for r in caplog.records if r.message.startswith("round ")]
+    assert len(lines) == 2
+    assert "bytes up" in lines[1]
+    assert "2 of 2 replies in" in lines[1]
+    assert strategy.settings.experiment == "run"

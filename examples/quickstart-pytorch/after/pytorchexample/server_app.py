@@ -12,8 +12,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Entry point of the ServerApp."""
-    settings = Settings(experiment=f"run-{context.run_id}", initial_rate_bps=8e4)
-    strategy = Kimad(settings, SimulatedNetwork(LinkSettings(uplink_bps_min=4e4, uplink_bps_max=1.2e5)), on_round=print)
+    network = SimulatedNetwork(LinkSettings(uplink_bps_min=4e4, uplink_bps_max=1.2e5))
+    strategy = Kimad(Settings(initial_rate_bps=8e4), network)
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(Net().state_dict()),

@@ -13,8 +13,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Entry point of the ServerApp."""
     model = create_model(context.run_config["local-epochs"])
-    settings = Settings(experiment=f"run-{context.run_id}", initial_rate_bps=6e3, evaluate="clients")
-    strategy = Kimad(settings, SimulatedNetwork(LinkSettings(uplink_bps_min=4e3, uplink_bps_max=8e3)), on_round=print)
+    network = SimulatedNetwork(LinkSettings(uplink_bps_min=4e3, uplink_bps_max=8e3))
+    strategy = Kimad(Settings(initial_rate_bps=6e3, evaluate="clients"), network)
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(get_model_params(model)),
