@@ -190,3 +190,142 @@ def test_task_fashion_mnist_reaches_80_percent_with_3_percent_of_the_bytes(tmp_p
     assert wanted >= 0.8
     assert rows[-1]["test_accuracy"] >= wanted
     assert sum(r["uplink_bytes"] for r in rows) <= 0.03 * sum(r["uplink_dense_bytes"] for r in rows)
+
+
+def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
+    head = bytes((0, 0, 8, array.ndim)) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    path.write_bytes(head + array.tobytes())
+
+
+def idx_folder(folder: Path) -> Path:
+    """Fashion-MNIST's files with 200 + 50 images whose brightness is their label."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for which, n in (("train", 200), ("t10k", 50)):
+        labels = rng.integers(0, 10, n).astype(np.uint8)
+        images = (labels[:, None, None] * 25 + rng.integers(0, 20, (n, 28, 28))).astype(np.uint8)
+        write_idx(folder / f"{which}-images-idx3-ubyte", images)
+        write_idx(folder / f"{which}-labels-idx1-ubyte", labels)
+    return folder
+
+
+def svmlight_file(path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    lines = []
+    for _ in range(60):
+        x = rng.normal(size=6)
+        lines.append(f"{1 if x.sum() > 0 else -1} " + " ".join(f"{i + 1}:{v:.4f}" for i, v in enumerate(x)))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def task_settings(task: str, folder: Path) -> list[str]:
+    """Run keys with which a task trains on data made here."""
+    if task == "fashion-mnist":
+        return [f"data-dir={idx_folder(folder / 'idx')}", "local-lr=0.05"]
+    if task == "cifar10":
+        images_by_class(folder / "images", per_class=10)
+        return [f"data-dir={folder / 'images'}", "local-lr=0.05", "partitioner=iid"]
+    if task == "libsvm":
+        return [
+            f"data-dir={svmlight_file(folder / 'x.txt')}",
+            "local-lr=1.0",
+            "partitioner=shards",
+            "target-accuracy=0.0",
+        ]
+    if task == "quadratic":
+        return ["local-lr=0.01", "task-args=spread = 1.0", "uplink-bps-min=2000", "uplink-bps-max=4000"]
+    return []
+
+
+@pytest.mark.parametrize("task", ["digits", "fashion-mnist", "cifar10", "libsvm", "quadratic"])
+def test_task_trains_a_few_rounds(task: str, tmp_path: Path) -> None:
+    settings = [f"task={task}", "num-rounds=6", "dense-run=false", *task_settings(task, tmp_path)]
+    assert main(["run", *settings, "--clients", "3", "--run-dir", str(tmp_path / "run")]) == 0
+    rows = read_rows(tmp_path / "run")
+    assert len(rows) == 6
+    assert rows[-1]["test_loss"] < rows[0]["test_loss"]
+    assert (rows[-1]["test_accuracy"] is None) == (task == "quadratic")
+    assert all(not row["refused"] for row in rows)
+    assert all(n <= row["budget_bytes_by_client"][c] for row in rows for c, n in row["uplink_bytes_by_client"].items())
+    assert (tmp_path / "run" / "accuracy.png").stat().st_size > 10_000
+
+
+RIVALS = {
+    "dense": ["operator=identity", "deadline=0.0"],
+    "fixed ratio": ["ratio=0.05", "deadline=0.0"],
+    "fixed ratio, deadline": ["ratio=0.05", "late=drop"],
+    "static": ["budget-rate=mean"],
+    "oracle": ["budget-rate=oracle"],
+    "kimad": ["allocation=uniform"],
+    "kimad+": ["allocation=knapsack"],
+    "global": ["allocation=global"],
+    "plain errors": ["allocation=knapsack", "errors=plain"],
+    "randk": ["operator=randk"],
+    "fp16": ["values=fp16"],
+    "floors": ["floors=conv*=0.02, fc2*=5"],
+    "poisson": ["sampling=poisson", "fraction=0.7"],
+    "coordinates": ["unit=coordinates", "uplink-bps-min=1600", "uplink-bps-max=16000", "initial-rate-bps=4000"],
+}
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+def test_rivals_run_on_the_same_network_and_wire(rival: str, tmp_path: Path) -> None:
+    settings = [
+        "num-rounds=4",
+        "dense-run=false",
+        "compute-s=0.5",
+        "time-budget=2.0",
+        "seed=3",
+        "local-lr=0.1",
+        *RIVALS[rival],
+    ]
+    assert main(["run", *settings, "--clients", "3", "--run-dir", str(tmp_path / "run")]) == 0
+    rows = read_rows(tmp_path / "run")
+    assert len(rows) == 4
+    assert rows[-1]["test_loss"] < 2.5  # a guess has 2.30, and four rounds teach little
+    sent = sum(row["uplink_bytes"] for row in rows)
+    whole = sum(row["uplink_dense_bytes"] for row in rows)
+    assert (sent == whole) == (rival == "dense")
+    if rival == "oracle":  # it knows what it must: nothing is late, and little time is left over
+        assert sum(row["deadline_misses"] for row in rows) == 0
+        assert all(1.9 < row["round_s"] <= 2.0 for row in rows)
+    if rival == "static":
+        assert len({pair for row in rows for pair in row["budget_bytes_by_client"].items()}) == 3
+    if rival == "floors":
+        for row in rows:
+            assert row["ratios_by_layer"]["conv2.weight"] >= 0.02
+            assert row["ratios_by_layer"]["fc2.weight"] >= 5 / 640
+    if rival == "coordinates":
+        for row in rows:
+            kept = sum(r for r in row["ratios_by_layer"].values())
+            assert kept > 0
+            assert all(b <= 2000 * 1.5 for b in row["budget_bytes_by_client"].values())
+
+
+def test_task_on_traces_and_by_a_link_file(tmp_path: Path) -> None:
+    """A step trace for one client, a constant line for the others, as a link file says."""
+    (tmp_path / "step.csv").write_text("seconds,kbps\n10,40\n10,400\n")
+    links = tmp_path / "links.toml"
+    links.write_text(
+        '[[link]]\nclients = "0"\nkind = "trace"\nup = "step.csv"\nformat = "csv"\nduration_column = "seconds"\n'
+        'rate_column = "kbps"\nrate_unit = "kbit/s"\noffset_s = 0.0\n'
+        '[default]\nkind = "constant"\nuplink_bps = 80000.0\n'
+    )
+    settings = [f"link-file={links}", "num-rounds=12", "dense-run=false", "deadline=0.0"]
+    assert main(["run", *settings, "--clients", "3", "--run-dir", str(tmp_path / "run")]) == 0
+    rows = read_rows(tmp_path / "run")
+    assert {row["true_up_bps"]["1"] for row in rows} == {80_000.0}
+    for row in rows:
+        began = row["virtual_s"] - row["round_s"]
+        assert row["true_up_bps"]["0"] == (40_000.0 if began % 20 < 10 else 400_000.0)
+
+
+def test_task_on_a_real_trace(tmp_path: Path) -> None:
+    root = os.environ.get("KIMAD_TRACES")
+    if not root:
+        pytest.skip("KIMAD_TRACES is not set: it names the folder that holds the bandwidth traces")
+    settings = ["links=trace", 'link-args=path = "mahimahi/ATT-LTE-driving.up.gz"', "num-rounds=5", "dense-run=false"]
+    assert main(["run", *settings, "--clients", "3", "--run-dir", str(tmp_path / "run")]) == 0
+    rates = {rate for row in read_rows(tmp_path / "run") for rate in row["true_up_bps"].values()}
+    assert len(rates) > 5
