@@ -45,21 +45,25 @@ class RunConfig(BaseModel):
     stop_at_target: bool = Field(True, description="whether it stops there")
     run_dir: str = Field("", description='absolute folder for results; "": ~/.kimad/runs/<run id>')
 
-    operator: str = Field("topk", description="what cuts a message: topk or identity")
-    allocation: str = Field("hull", description="how a budget is split over layers: hull (Kimad+) or uniform (Kimad)")
-    values: str = Field("auto", description="precision of sent values: auto, bf16, fp32, fp64")
+    operator: str = Field("topk", description="what cuts a message: topk, randk or identity (nothing does)")
+    allocation: str = Field(
+        "hull", description="split over layers: hull, knapsack, global, uniform (docs/allocation.md)"
+    )
+    values: str = Field("auto", description="precision of sent values: auto, bf16, fp16, fp32, fp64")
     ratio: float = Field(0.0, ge=0, le=1, description="fixed share of values sent; 0: Kimad's budget from bandwidth")
     floor: int = Field(1, ge=1, description="fewest values sent of a layer")
     floors: str = Field("", description='floors of layers by pattern, counts or ratios: "conv1*=10, fc*=0.01"')
     errors: str = Field("squared", description="what knapsack adds up over the layers: squared or plain errors")
     unit: str = Field(
-        "bytes", description="what budgets and links count: bytes, or coordinates (8 bit/s carry one a second)"
+        "bytes", description="what is counted: bytes, or coordinates: values only, one a second for 8 bit/s"
     )
     time_budget: float = Field(1.6, gt=0, description="t: seconds of a round, compute and upload")
     deadline: float = Field(1.5, ge=0, description="a round waits no longer than this many time budgets; 0: for all")
     late: str = Field("absorb", description="replies after the deadline: absorb or drop")
     give_up_after: float = Field(3.0, gt=0, description="time budgets after which a silent client may be asked again")
-    budget_rate: str = Field("estimated", description="rate that budgets are made from: estimated, oracle or mean")
+    budget_rate: str = Field(
+        "estimated", description="rate that budgets are made from: estimated, oracle or mean (docs/baselines.md)"
+    )
     estimator: str = Field("last", description="uplink prediction: last or ewma")
     initial_rate_bps: float = Field(50_000.0, gt=0, description="uplink rate assumed before the first measurement")
     max_bytes_per_day: int = Field(0, ge=0, description="most bytes a client sends and receives in a day; 0: no cap")

@@ -90,12 +90,13 @@ def run_experiment(config: RunConfig, grid: Grid, experiment: str, run_dir: RunD
     )
     summary["unit"] = config.unit
     summary["faults"] = dict(sorted(strategy.counts.items()))
+    clients = "1 client" if len(strategy.clients) == 1 else f"{len(strategy.clients)} clients"
     drawn = picture.draw(
         run_dir.path / "accuracy.png",
         rows,
         dense_rows,
         target=target,
-        title=f"{config.task}: {len(strategy.clients)} clients on {links_text(config)}",
+        title=f"{config.task}: {clients} on {links_text(config)}",
         footnote=picture.FOOTNOTE if config.unit == "bytes" else picture.COORDINATES,
         subtitle=f"{config.operator}, {config.allocation}, time budget {config.time_budget:g} s, seed {config.seed}",
     )
@@ -151,10 +152,9 @@ def links_text(config: RunConfig) -> str:
     """The links of a run, in a few words."""
     if config.link_file:
         return f"the links of {os.path.basename(config.link_file)}"
-    low, high = config.uplink_bps_min, config.uplink_bps_max
-    if config.unit == "coordinates":
-        return f"{config.links} links, {low / 8:g} to {high / 8:g} values/s up"
-    return f"{config.links} links, {low / 1e3:g} to {high / 1e3:g} kbit/s up"
+    scale, unit = (8.0, "values/s") if config.unit == "coordinates" else (1e3, "kbit/s")
+    low, high = config.uplink_bps_min / scale, config.uplink_bps_max / scale
+    return f"{config.links} links, {low:g}{f' to {high:g}' if high > low else ''} {unit} up"
 
 
 def to_record(arrays: Mapping[str, np.ndarray[Any, Any]]) -> ArrayRecord:

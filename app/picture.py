@@ -24,7 +24,7 @@ from protocol.files import write_atomic
 __all__ = ["COORDINATES", "FOOTNOTE", "Curve", "curve", "draw"]
 
 FOOTNOTE = "time = compute + uplink; the downlink is not compressed yet and not counted"
-COORDINATES = "unit = coordinates: time counts values sent only, no headers, no indices, no downlink (as in the paper)"
+COORDINATES = "time counts values sent only (unit = coordinates): no headers, no indices, no downlink"
 
 # Okabe and Ito's colours, told apart by every common kind of colour vision; the line styles and markers differ too.
 OURS, DENSE, SOFT, INK = "#0072B2", "#D55E00", "#5f5f5f", "#222222"

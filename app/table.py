@@ -157,8 +157,9 @@ def closing_table(summary: Row, *, width: int = 78) -> str:
         add(f"uplink to {target}", size(summary["uplink_bytes_to_target"]), size(dense_bytes))
     if summary["final_accuracy"] is None and summary["final_loss"] is not None:
         add("final loss", f"{summary['final_loss']:.4g}", _loss(summary["dense_final_loss"]))
-    add("final accuracy", _percent(summary["final_accuracy"]), _percent(summary["dense_final_accuracy"]))
-    add("best accuracy", _percent(summary["best_accuracy"]), _percent(summary["dense_best_accuracy"]))
+    if summary["final_accuracy"] is not None or summary["final_loss"] is None:
+        add("final accuracy", _percent(summary["final_accuracy"]), _percent(summary["dense_final_accuracy"]))
+        add("best accuracy", _percent(summary["best_accuracy"]), _percent(summary["dense_best_accuracy"]))
     add("rounds", str(summary["rounds"]), str(summary["dense_rounds"]))
     add("virtual time", human_seconds(summary["virtual_seconds"]), seconds(summary["dense_virtual_seconds"]))
     add("uplink", size(summary["uplink_bytes"]))
