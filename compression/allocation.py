@@ -33,6 +33,8 @@ from compression.selection import SMALL
 Counts = NDArray[np.int64]
 POINTS = 48  # K values of a layer between its floor and its size
 TABLE_SAMPLE = 1 << 15
+SLACK = 0.004  # share of a budget that a walk may leave unused
+FINE_SLACK = 0.0005  # the same for allocations that weigh errors
 
 
 SizeModel = Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], NDArray[np.float64]]
@@ -359,23 +361,24 @@ GLOBAL = ALLOCATIONS.register(Allocation(2, "global", True, global_))
 KNAPSACK = ALLOCATIONS.register(Allocation(3, "knapsack", False, None))
 
 
-def fit(path: Path, total: Callable[[Counts], int], budget_bytes: int) -> tuple[Counts, bool]:
+def fit(path: Path, total: Callable[[Counts], int], budget_bytes: int, slack: float = SLACK) -> tuple[Counts, bool]:
     """The K vector on the path whose exact size is just within a budget.
 
     A bracketed secant on the path; where the path jumps, the jump is taken one element at a
-    time, layer by layer, so that the result ends within 0.4 % below the budget unless even
+    time, layer by layer, so that the result ends within the slack below the budget unless even
     one element more does not fit.
 
     Args:
         path: an allocation's.
         total: exact bytes of the message at a K vector; never falls as K grows.
         budget_bytes: what the message may take.
+        slack: share of the budget that may stay unused.
 
     Returns:
         (K of each layer, True), or (the floor, False) when not even that fits.
     """
-    enough = budget_bytes - budget_bytes * 4 // 1000
-    aim = budget_bytes - budget_bytes * 2 / 1000
+    enough = budget_bytes - int(budget_bytes * slack)
+    aim = budget_bytes - budget_bytes * slack / 2
     low: tuple[float, Counts, int] | None = None
     high: tuple[float, Counts, int] | None = None
     at = min(max(aim, path.least), path.most)

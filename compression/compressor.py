@@ -399,8 +399,8 @@ def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, bud
     shifted = max(0, budget_bytes - modelled)
     even = al.uniform(sizes, ())
 
-    def walked(path: al.Path) -> tuple[Counts, bool]:
-        return al.fit(_Shifted(path, modelled), total, budget_bytes)
+    def walked(path: al.Path, slack: float = al.SLACK) -> tuple[Counts, bool]:
+        return al.fit(_Shifted(path, modelled), total, budget_bytes, 0.0 if works[0].counted else slack)
 
     chosen = ALLOCATIONS[scheme.allocation]
     if chosen is al.UNIFORM:
@@ -419,7 +419,7 @@ def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, bud
             return _sent_at(works, counts)
         else:
             refined = [_refined(work, table) for work, table in zip(works, tables, strict=True)]
-            counts, fits = walked(chosen.path(sizes, refined))
+            counts, fits = walked(chosen.path(sizes, refined), al.FINE_SLACK)
     sent = _send(works, counts)
     if not fits:
         return counts, sent
