@@ -486,10 +486,44 @@ def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, bud
     sent = _send(works, counts)
     if not fits:
         return counts, sent
+    if scheme.joint:
+        return _or_uniform(works, sizes, base, budget_bytes, tables or [], counts, sent)
     even_counts, _ = walked(even)
     even_sent = _send(works, even_counts)
     if math.fsum(p.error_sq for p in even_sent) < math.fsum(p.error_sq for p in sent):
         return even_counts, even_sent
+    return counts, sent
+
+
+def _or_uniform(
+    works: Sequence[_Work],
+    sizes: Sizes,
+    base: int,
+    budget_bytes: int,
+    tables: Sequence[ErrorTable],
+    counts: Counts,
+    sent: _Sent,
+) -> tuple[Counts, _Sent]:
+    """A joint choice, or one ratio at bf16 where that loses less: tried where the tables say that it might."""
+    lost = math.fsum(piece.error_sq for piece in sent)
+    plain = replace(sizes, itemsize=np.full(len(works), BF16.itemsize))
+    path = al.uniform(plain, ())
+    guess = path.counts(max(0, budget_bytes - base))
+    expected = [
+        replace(t, rounding=None).at(guess[i : i + 1], w.d)[0]
+        for i, (t, w) in enumerate(zip(tables, works, strict=True))
+    ]
+    if math.fsum(expected) > 1.5 * lost:
+        return counts, sent
+    chosen = [work.coding for work in works]
+    for work in works:
+        work.write_as(BF16)
+    even_counts, _ = al.fit(_Shifted(path, base), lambda k: _total(works, k, base), budget_bytes)
+    even_sent = _send(works, even_counts)
+    if math.fsum(piece.error_sq for piece in even_sent) < lost:
+        return even_counts, even_sent
+    for work, coding in zip(works, chosen, strict=True):
+        work.write_as(coding)
     return counts, sent
 
 
