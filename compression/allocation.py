@@ -20,15 +20,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compression.indices import SEED_BYTES
+from compression.levels import TOP, Sample
 from compression.registry import Registry
-from compression.selection import SMALL
+from compression.selection import SMALL, candidates
 
 Counts = NDArray[np.int64]
 POINTS = 48  # K values of a layer between its floor and its size
@@ -52,7 +53,7 @@ class Sizes:
     """
 
     d: Counts
-    itemsize: Counts
+    itemsize: NDArray[np.float64]
     floor: Counts
     cap: Counts
     model: SizeModel = field(default_factory=lambda: modelled_bytes)
@@ -80,17 +81,26 @@ class ErrorTable:
     Args:
         counts: how many elements stay out, ascending from 0 to d, shape (n,).
         errors: sum of their squares (float64), shape (n,).
+        sample: magnitudes that the table was made from, where the loss of fitted levels is asked for.
+        rounding: what the values' coding adds: (K, ascending; share of the sent values' squared
+            norm that is lost), two arrays of one shape; None: nothing to speak of.
     """
 
     counts: NDArray[np.float64]
     errors: NDArray[np.float64]
+    sample: Sample | None = None
+    rounding: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
     def at(self, k: NDArray[Any], d: int) -> NDArray[np.float64]:
         """Error at each of these K; linear between the points."""
-        return np.interp(d - k.astype(np.float64), self.counts, self.errors)
+        left_out = np.interp(d - k.astype(np.float64), self.counts, self.errors)
+        if self.rounding is None:
+            return left_out
+        share = np.interp(np.log(np.maximum(k, 1)), np.log(self.rounding[0]), self.rounding[1])
+        return np.asarray(left_out + share * (self.errors[-1] - left_out))
 
 
-def error_table(x: NDArray[Any]) -> ErrorTable:
+def error_table(x: NDArray[Any], *, sample: bool = False) -> ErrorTable:
     """Exact table of a layer of at most 64 Ki elements, else one estimated from 32 Ki strided samples.
 
     Squares are added from the small end in float64: the total minus the largest would lose
@@ -102,7 +112,16 @@ def error_table(x: NDArray[Any]) -> ErrorTable:
     with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses what is not finite
         np.cumsum(wide * wide, out=errors[1:])
     scale = x.size / max(1, wide.size)
-    return ErrorTable(np.arange(wide.size + 1, dtype=np.float64) * scale, errors * np.float64(scale))
+    kept = _sample(x, wide, scale) if sample and x.size and np.isfinite(errors[-1]) else None
+    return ErrorTable(np.arange(wide.size + 1, dtype=np.float64) * scale, errors * np.float64(scale), kept)
+
+
+def _sample(x: NDArray[Any], ascending: NDArray[np.float64], scale: float) -> Sample:
+    """The magnitudes of a table, with the largest of all in full: they weigh most where tails are heavy."""
+    if scale <= 1.0:
+        return Sample.of(ascending, ascending[:0], 1.0)
+    top = np.sort(candidates(x, TOP, squares=False).magnitudes)[-TOP:]
+    return Sample.of(top, ascending, scale)
 
 
 def exact_table(x: NDArray[Any]) -> NDArray[np.float64]:
@@ -124,7 +143,8 @@ def refined_table(table: ErrorTable, d: int, magnitudes: NDArray[Any], rest_sq: 
     meet = float(np.interp(out, table.counts, table.errors))
     scale = rest_sq / meet if meet > 0 else 0.0
     counts = np.concatenate((table.counts[below], [out], out + 1.0 + np.arange(wide.size)))
-    return ErrorTable(counts, np.concatenate((table.errors[below] * scale, [rest_sq], exact)))
+    errors = np.concatenate((table.errors[below] * scale, [rest_sq], exact))
+    return replace(table, counts=counts, errors=errors)
 
 
 def modelled_bytes(k: NDArray[Any], d: NDArray[Any], itemsize: NDArray[Any]) -> NDArray[np.float64]:
@@ -170,7 +190,7 @@ class _Uniform:
         longest = float(max(int(sizes.d.max(initial=1)), 2))
         ratios = np.concatenate(([0.0], np.geomspace(0.5 / longest, 1.0, 96)))
         rows, times = np.unique(np.stack((sizes.d, sizes.itemsize, sizes.floor, sizes.cap)), axis=1, return_counts=True)
-        unlike = Sizes(*rows)
+        unlike = Sizes(rows[0].astype(np.int64), rows[1], rows[2].astype(np.int64), rows[3].astype(np.int64))
         totals = sizes.model(_at_ratio(unlike, ratios[:, None]), unlike.d, unlike.itemsize) @ times
         totals = np.maximum.accumulate(totals)
         first = np.concatenate((totals[1:] > totals[:-1], [True]))
@@ -204,7 +224,7 @@ class _Hull:
             grid = np.geomspace(max(low, 1), max(high, 1), POINTS) if high > low else np.array([high])
             k = np.unique(np.concatenate(([low], np.ceil(grid), [high])).astype(np.int64).clip(low, high))
             size = sizes.model(k, sizes.d[layer : layer + 1], sizes.itemsize[layer : layer + 1])
-            full = size >= sizes.model(*(np.array([n]) for n in (d, d, int(sizes.itemsize[layer]))))
+            full = size >= sizes.model(*(np.array([n]) for n in (d, d, float(sizes.itemsize[layer]))))
             if high == d and bool(full.any()):  # dense sends all values: the first dense point has no error
                 at = int(np.argmax(full))
                 k, size = np.append(k[:at], d), size[: at + 1]
@@ -261,6 +281,92 @@ def _lower_hull(sizes: Sequence[float], errors: Sequence[float]) -> list[tuple[i
             hull.pop()
         hull.append((at, size, error))
     return hull
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """One precision that a layer's values may have.
+
+    Args:
+        itemsize: bytes a value.
+        overhead_bytes: bytes before the values.
+        bits: of fitted levels (levels.py), whose loss is estimated; 0: a loss that is too small to matter.
+    """
+
+    itemsize: float
+    overhead_bytes: int
+    bits: int
+
+
+def choose_widths(
+    sizes: Sizes, tables: Sequence[ErrorTable], options: Sequence[Sequence[Width]], budget: float
+) -> tuple[list[int], list[ErrorTable]]:
+    """How precise each layer's values should be, at the K that goes with it.
+
+    The lower hull of each layer's (bytes, error) points over all K and all precisions, spent in
+    the order of slope, as `hull` does with K alone. A layer gets the precision of the last vertex
+    that the budget reaches.
+
+    Args:
+        sizes: the layers; their itemsize is not used.
+        tables: of each layer.
+        options: of each layer.
+        budget: bytes for all records together.
+
+    Returns:
+        (position of the chosen option of each layer, tables with its rounding error).
+    """
+    segments: list[tuple[float, float, int, int]] = []
+    base = 0.0
+    chosen: list[int] = []
+    shares: list[tuple[NDArray[np.int64], list[NDArray[np.float64]]]] = []
+    for layer, table in enumerate(tables):
+        low, high, d = int(sizes.floor[layer]), int(sizes.cap[layer]), int(sizes.d[layer])
+        grid = np.geomspace(max(low, 1), max(high, 1), POINTS)
+        k = np.unique(np.concatenate(([low], np.ceil(grid), [high])).astype(np.int64).clip(low, high))
+        widths = options[layer]
+        lost = _rounding(table, k, widths)
+        shares.append((k, lost))
+        left_out = table.at(k, d)
+        sent = table.errors[-1] - left_out
+        points: list[tuple[float, float, int]] = []
+        for at, width in enumerate(widths):
+            itemsize = np.array([width.itemsize])
+            size = sizes.model(k, sizes.d[layer : layer + 1], itemsize) + width.overhead_bytes
+            error = left_out + lost[at] * sent
+            dense = float(sizes.model(np.array([d]), np.array([d]), itemsize)[0]) + width.overhead_bytes
+            keep = size < dense
+            if high == d:  # dense sends all values
+                size, error = np.append(size[keep], dense), np.append(error[keep], lost[at][-1] * table.errors[-1])
+            points += zip(size.tolist(), error.tolist(), [at] * size.size, strict=True)
+        points.sort()
+        best = np.minimum.accumulate(np.array([p[1] for p in points]))
+        useful = [p for at, p in enumerate(points) if at == 0 or p[1] < best[at - 1]]
+        corners = _lower_hull([p[0] for p in useful], [p[1] for p in useful])
+        base += corners[0][1]
+        chosen.append(useful[corners[0][0]][2])
+        for a, b in itertools.pairwise(corners):
+            segments.append(((a[2] - b[2]) / (b[1] - a[1]), b[1] - a[1], layer, useful[b[0]][2]))
+    segments.sort(key=lambda s: -s[0])
+    for _, spent, layer, option in segments:
+        base += spent
+        if base > budget:
+            break
+        chosen[layer] = option
+    rounded = [
+        replace(table, rounding=(k.astype(np.float64), lost[at])) if options[i][at].bits else table
+        for i, (table, (k, lost), at) in enumerate(zip(tables, shares, chosen, strict=True))
+    ]
+    return chosen, rounded
+
+
+def _rounding(table: ErrorTable, k: NDArray[np.int64], widths: Sequence[Width]) -> list[NDArray[np.float64]]:
+    """Share of the sent values' squared norm that each precision loses, at each K."""
+    nothing = np.zeros(k.size)
+    if table.sample is None:
+        return [nothing for _ in widths]
+    lost = iter(table.sample.lost_shares(k, [width.bits for width in widths if width.bits]))
+    return [next(lost) if width.bits else nothing for width in widths]
 
 
 def hull(sizes: Sizes, tables: Sequence[ErrorTable]) -> Path:

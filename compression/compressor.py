@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from compression.layout import Layer, Layout
 from compression.operators import OPERATORS
 from compression.randomness import words
 from compression.selection import Buffers, Candidates, candidates, largest, sum_squares
-from compression.values import VALUES, ValueCoding, coding_for
+from compression.values import BF16, FITTED, VALUES, ValueCoding, coding_for
 from compression.wire import (
     Header,
     Item,
@@ -59,8 +59,10 @@ class Scheme:
     Args:
         operator: name in `OPERATORS`.
         allocation: name in `ALLOCATIONS`; used when there is a budget.
-        values: name in `VALUES`, "native" (the layer's own width) or "auto" (bf16 for topk,
-            native for identity). A layer never gets a wider coding than its own dtype.
+        values: name in `VALUES`, "native" (the layer's own width) or "auto": with topk, hull and a
+            budget in bytes, the precision of each layer is chosen together with its K (1 to 6
+            bits of fitted levels, or bf16); else bf16, and native for identity. A layer never gets
+            a wider coding than its own dtype.
         ratio: most that is kept of each layer, in (0, 1]; without a budget, exactly that.
         floor: least K of every non-empty layer (EF21 needs alpha > 0 in each).
         floors: of single layers, as (fnmatch pattern of names, value): a value of 1 or more is a
@@ -98,6 +100,18 @@ class Scheme:
                 problems.append(unknown_name(name, getattr(self, name), valid))
         if problems:
             raise ConfigError(problems)
+
+    @property
+    def joint(self) -> bool:
+        """Whether a budget decides the precision of values, too."""
+        operator = OPERATORS[self.operator]
+        return (
+            self.values == AUTO
+            and self.unit == "bytes"
+            and self.allocation == al.HULL.name
+            and operator.adaptive
+            and not operator.seeded
+        )
 
     def floor_of(self, layer: Layer) -> int:
         """Least K of a layer."""
@@ -173,7 +187,8 @@ class Compressed:
         miss: the smallest legal message, and it is larger than the budget.
         everything_fits: every non-zero element was sent.
         alpha: worst contraction factor over the layers, (1 - delta) alpha(K, d), with
-            delta = roundoff**2 of the value coding; what EF21's step size may rely on.
+            delta = roundoff**2 of the value coding, measured where levels are fitted; what EF21's
+            step size may rely on.
     """
 
     payload: bytes
@@ -188,21 +203,63 @@ class Compressed:
     alpha: float
 
 
+class _Piece(NamedTuple):
+    """One layer as it is sent.
+
+    Args:
+        update: positions and values.
+        error_sq: ||x - C(x)||^2; norm_sq: ||x||^2.
+        stream: the values' stream, where it is known.
+        lost_sq: what rounding took of error_sq.
+    """
+
+    update: LayerUpdate
+    error_sq: float
+    norm_sq: float
+    stream: bytes | None
+    lost_sq: float
+
+
 class _Work:
     """One compressed layer while its K is being chosen: candidates and sizes, found once."""
 
-    __slots__ = ("buffers", "coding", "counted", "d", "dense", "found", "layer", "norm_sq", "sizes", "support", "x")
+    __slots__ = (
+        "buffers",
+        "coding",
+        "counted",
+        "d",
+        "dense",
+        "found",
+        "layer",
+        "norm_sq",
+        "sizes",
+        "support",
+        "x",
+    )
     seed: int | None = None
 
     def __init__(self, layer: Layer, x: NDArray[Any], coding: ValueCoding, buffers: Buffers, counted: bool) -> None:
         self.buffers = buffers
-        self.layer, self.x, self.coding, self.d = layer, x, coding, layer.size
+        self.layer, self.x, self.d = layer, x, layer.size
         self.counted = counted  # unit "coordinates": a size is K
-        self.dense = dense_record_bytes(self.d, coding)
+        self.write_as(coding)
         self.found: Candidates | None = None
         self.norm_sq = 0.0
-        self.sizes: dict[int, int] = {}
         self.support: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
+
+    def write_as(self, coding: ValueCoding) -> None:
+        """Choose how values are written; sizes are found anew."""
+        self.coding = coding
+        self.dense = dense_record_bytes(self.d, coding)
+        self.sizes: dict[int, int] = {}
+
+    def rounded(self, exact: NDArray[Any]) -> tuple[NDArray[Any], bytes | None, float]:
+        """(values as the decoder will see them, their stream, the squared error of rounding)."""
+        if self.coding.itemsize >= self.layer.itemsize:
+            return exact.copy(), None, 0.0
+        stream = self.coding.encode(exact)
+        values = self.coding.decode(stream, exact.size, exact.dtype)
+        return values, stream, _error_sq(exact, values)
 
     def must_be_dense(self, k: int) -> bool:
         """Even if all K were neighbours, one bit each, sparse would not be smaller."""
@@ -257,35 +314,33 @@ class _Work:
                 return False
         return self.record_bytes(k) >= self.dense
 
-    def update(self, k: int) -> tuple[LayerUpdate, float, float]:
-        """(what is sent at K, its squared error, squared norm of the layer)."""
+    def update(self, k: int) -> _Piece:
+        """What is sent at K."""
         if self.goes_dense(k) and not (self.counted and k < self.d):
             return self.all()
         support, places = self.top(k)
         found = self.prepare(k, SLACK)
         exact = found.values[places]
-        values = self.coding.round(exact)
         dropped = np.ones(found.indices.size, dtype=np.bool_)
         dropped[places] = False
-        error_sq = found.rest_sq + sum_squares(found.magnitudes[dropped]) + _error_sq(exact, values)
-        return self._laid_out(k, support, values), error_sq, self.norm_sq
+        return self._piece(k, support, exact, found.rest_sq + sum_squares(found.magnitudes[dropped]))
 
-    def _laid_out(self, k: int, support: NDArray[np.int64], values: NDArray[Any]) -> LayerUpdate:
+    def _piece(self, k: int, support: NDArray[np.int64], exact: NDArray[Any], left_sq: float) -> _Piece:
         """As the record will hold them: where a dense record is no larger, zeros stand between."""
+        values, stream, lost_sq = self.rounded(exact)
         if not (self.counted and self.goes_dense(k)):
-            return LayerUpdate(support, values)
+            return _Piece(LayerUpdate(support, values), left_sq + lost_sq, self.norm_sq, stream, lost_sq)
         full = np.zeros(self.d, dtype=self.x.dtype)
         full[support] = values
-        return LayerUpdate(None, full)
+        return _Piece(LayerUpdate(None, full), left_sq + lost_sq, self.norm_sq, None, lost_sq)
 
-    def all(self) -> tuple[LayerUpdate, float, float]:
+    def all(self) -> _Piece:
         """The same for a dense record."""
         norm_sq = sum_squares(self.x)
         if not math.isfinite(norm_sq):
             _refuse(self.layer, self.x)
-        rounded = self.coding.round(self.x)
-        lossless = self.coding.itemsize == self.layer.itemsize
-        return LayerUpdate(None, rounded), 0.0 if lossless else _error_sq(self.x, rounded), norm_sq
+        values, stream, lost_sq = self.rounded(self.x)
+        return _Piece(LayerUpdate(None, values), lost_sq, norm_sq, stream, lost_sq)
 
     def everything(self, k: int) -> bool:
         """All non-zero elements are sent at K."""
@@ -328,16 +383,15 @@ class _SeededWork(_Work):
         """A seeded record would be no smaller at K."""
         return seeded_record_bytes(k, self.coding) >= self.dense
 
-    def update(self, k: int) -> tuple[LayerUpdate, float, float]:
-        """(what is sent at K, its squared error, squared norm of the layer)."""
+    def update(self, k: int) -> _Piece:
+        """What is sent at K."""
         if k >= self.d or (self.goes_dense(k) and not self.counted):
             return self.all()
         support = seeded_support(self.seed or 0, k, self.d)
         exact = self.x[support]
-        values = self.coding.round(exact)
         rest = self.x.copy()
         rest[support] = 0.0
-        return self._laid_out(k, support, values), sum_squares(rest) + _error_sq(exact, values), self.norm_sq
+        return self._piece(k, support, exact, sum_squares(rest))
 
     def everything(self, k: int) -> bool:
         """All elements are sent at K."""
@@ -372,7 +426,7 @@ def _checked(layout: Layout, difference: Sequence[NDArray[Any]]) -> list[Layer]:
     return layers
 
 
-_Sent = list[tuple[LayerUpdate, float, float]]
+_Sent = list[_Piece]
 
 
 def _send(works: Sequence[_Work], counts: Counts) -> _Sent:
@@ -394,6 +448,15 @@ def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, bud
             if not work.must_be_dense(int(k)):
                 work.prepare(int(k) + int(k) // 16 + 8, 2.0)
 
+    tables: list[ErrorTable] | None = None
+    if scheme.joint:
+        tables = [_table(work, sample=True) for work in works]
+        codings = [(BF16, *FITTED)] * len(works)
+        options = [[al.Width(c.itemsize, c.overhead_bytes, c.bits if c.fitted else 0) for c in row] for row in codings]
+        widths, tables = al.choose_widths(sizes, tables, options, budget_bytes - base)
+        for work, row, at in zip(works, codings, widths, strict=True):
+            work.write_as(row[at])
+        sizes = replace(sizes, itemsize=np.array([work.coding.itemsize for work in works]))
     # The model of sizes leaves out what a value coding puts before the values; every layer sends some.
     modelled = base if scheme.unit == "coordinates" else base + sum(w.coding.overhead_bytes for w in works if w.d)
     shifted = max(0, budget_bytes - modelled)
@@ -409,7 +472,7 @@ def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, bud
     if chosen.path is None:
         counts, fits = _on_grid(works, sizes, scheme, total, budget_bytes)
     else:
-        tables = [_table(work) for work in works]
+        tables = tables or [_table(work) for work in works]
         first = chosen.path(sizes, tables)
         prepare(np.maximum(first.counts(shifted), even.counts(shifted)))
         if works[0].seed is not None:
@@ -423,10 +486,44 @@ def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, bud
     sent = _send(works, counts)
     if not fits:
         return counts, sent
+    if scheme.joint:
+        return _or_uniform(works, sizes, base, budget_bytes, tables or [], counts, sent)
     even_counts, _ = walked(even)
     even_sent = _send(works, even_counts)
-    if math.fsum(e for _, e, _ in even_sent) < math.fsum(e for _, e, _ in sent):
+    if math.fsum(p.error_sq for p in even_sent) < math.fsum(p.error_sq for p in sent):
         return even_counts, even_sent
+    return counts, sent
+
+
+def _or_uniform(
+    works: Sequence[_Work],
+    sizes: Sizes,
+    base: int,
+    budget_bytes: int,
+    tables: Sequence[ErrorTable],
+    counts: Counts,
+    sent: _Sent,
+) -> tuple[Counts, _Sent]:
+    """A joint choice, or one ratio at bf16 where that loses less: tried where the tables say that it might."""
+    lost = math.fsum(piece.error_sq for piece in sent)
+    plain = replace(sizes, itemsize=np.full(len(works), BF16.itemsize))
+    path = al.uniform(plain, ())
+    guess = path.counts(max(0, budget_bytes - base))
+    expected = [
+        replace(t, rounding=None).at(guess[i : i + 1], w.d)[0]
+        for i, (t, w) in enumerate(zip(tables, works, strict=True))
+    ]
+    if math.fsum(expected) > 1.5 * lost:
+        return counts, sent
+    chosen = [work.coding for work in works]
+    for work in works:
+        work.write_as(BF16)
+    even_counts, _ = al.fit(_Shifted(path, base), lambda k: _total(works, k, base), budget_bytes)
+    even_sent = _send(works, even_counts)
+    if math.fsum(piece.error_sq for piece in even_sent) < lost:
+        return even_counts, even_sent
+    for work, coding in zip(works, chosen, strict=True):
+        work.write_as(coding)
     return counts, sent
 
 
@@ -492,11 +589,12 @@ def _grid_errors(work: _Work, counts: Counts, measure: str) -> NDArray[np.float6
     return np.sqrt(errors) if measure == "plain" else np.asarray(errors, dtype=np.float64)
 
 
-def _table(work: _Work) -> ErrorTable:
+def _table(work: _Work, *, sample: bool = False) -> ErrorTable:
     if work.seed is not None:
         return ErrorTable(np.array([0.0, work.d]), np.array([0.0, work.norm_sq]))
-    table = al.error_table(work.x)
-    if not math.isfinite(float(table.errors[-1])):
+    table = al.error_table(work.x, sample=sample)
+    largest = float(table.sample.descending[0]) if table.sample is not None else 0.0
+    if not (math.isfinite(float(table.errors[-1])) and math.isfinite(largest)):
         _refuse(work.layer, work.x)
     return table
 
@@ -575,7 +673,7 @@ def compress(
         cap = np.maximum(floor, np.floor(scheme.ratio * d).astype(np.int64))
     counts = cap
     if operator.adaptive and works and budget_bytes is not None and _exceeds(scheme, works, cap, base, budget_bytes):
-        itemsize = np.array([work.coding.itemsize for work in works], dtype=np.int64)
+        itemsize = np.array([work.coding.itemsize for work in works], dtype=np.float64)
         model = al.coordinates if counted else al.seeded_bytes if operator.seeded else al.modelled_bytes
         sizes = Sizes(d, itemsize, floor, cap, model)
         counts, sent = _choose(works, sizes, base, scheme, budget_bytes)
@@ -583,8 +681,8 @@ def compress(
         sent = _send(works, counts)
     else:
         sent = [work.all() for work in works]
-    updates = tuple(update for update, _, _ in sent)
-    payload = encode(layout, header, _items(layout, works, updates, whole, scheme), verified=True)
+    updates = tuple(piece.update for piece in sent)
+    payload = encode(layout, header, _items(layout, works, sent, whole, scheme), verified=True)
     complete = [not operator.adaptive or work.everything(int(k)) for work, k in zip(works, counts, strict=True)]
     zeros_between = counted and operator.adaptive
     kept = tuple(int(np.count_nonzero(u.values)) if zeros_between else u.values.size for u in updates)
@@ -595,15 +693,15 @@ def compress(
         updates=updates,
         kept=kept,
         ratios=tuple(k / work.d if work.d else 1.0 for k, work in zip(kept, works, strict=True)),
-        error_sq=tuple(error_sq for _, error_sq, _ in sent),
-        norm_sq=tuple(norm_sq for _, _, norm_sq in sent),
+        error_sq=tuple(piece.error_sq for piece in sent),
+        norm_sq=tuple(piece.norm_sq for piece in sent),
         budget_bytes=budget_bytes,
         miss=miss,
         everything_fits=all(complete) and not miss,
         alpha=min(
             (
-                _kept_after_rounding(work) * (1.0 if done else operator.alpha(k, work.d))
-                for work, k, done in zip(works, kept, complete, strict=True)
+                _kept_after_rounding(work, piece) * (1.0 if done else operator.alpha(k, work.d))
+                for work, piece, k, done in zip(works, sent, kept, complete, strict=True)
             ),
             default=1.0,
         ),
@@ -621,21 +719,25 @@ def _exceeds(scheme: Scheme, works: Sequence[_Work], cap: Counts, base: int, bud
     return _total(works, cap, base) > budget_bytes
 
 
-def _kept_after_rounding(work: _Work) -> float:
+def _kept_after_rounding(work: _Work, piece: _Piece) -> float:
+    if work.coding.fitted:
+        norm_sq = piece.norm_sq - (piece.error_sq - piece.lost_sq)  # of the values sent
+        return 1.0 - piece.lost_sq / norm_sq if norm_sq > 0 else 1.0
     return 1.0 if work.coding.itemsize == work.layer.itemsize else 1.0 - work.coding.roundoff**2
 
 
 def _items(
     layout: Layout,
     works: Sequence[_Work],
-    updates: Sequence[LayerUpdate],
+    sent: _Sent,
     whole: Mapping[str, NDArray[Any]] | None,
     scheme: Scheme,
 ) -> list[Item]:
     operator = OPERATORS[scheme.operator]
     items: list[Item] = [None] * len(layout.layers)
-    for at, work, update in zip(layout.compressed, works, updates, strict=True):
-        items[at] = Record(operator, work.coding, update, None if update.indices is None else work.seed)
+    for at, work, piece in zip(layout.compressed, works, sent, strict=True):
+        seed = None if piece.update.indices is None else work.seed
+        items[at] = Record(operator, work.coding, piece.update, seed, piece.stream)
     if whole is not None:
         missing = [layout.layers[at].name for at in layout.whole if layout.layers[at].name not in whole]
         if missing:
@@ -658,6 +760,8 @@ def guaranteed_alpha(layout: Layout, scheme: Scheme) -> float:
         coding = scheme.coding(layer)
         exact = 1.0 if coding.itemsize == layer.itemsize else 1.0 - coding.roundoff**2
         worst = min(worst, exact * operator.alpha(scheme.floor_of(layer), layer.size))
+        if layer.size and (coding.fitted or scheme.joint):  # one level for K values keeps 1/K of them at least
+            worst = min(worst, exact / layer.size)
     return worst
 
 

@@ -119,7 +119,7 @@ def rice_bytes_bound(k: int, d: int) -> int:
     return min(_stream_bytes(k, (d - k) >> r, r) for r in range(d.bit_length() + 1))
 
 
-def _pack(numbers: NDArray[np.int64], r: int) -> bytes:
+def pack_bits(numbers: NDArray[np.int64], r: int) -> bytes:
     """The low r bits of each number, most significant first; eight numbers fill r bytes."""
     if numbers.size <= 1024:  # few calls matter more than few operations
         bits = (numbers[:, None] >> np.arange(r - 1, -1, -1)) & 1
@@ -139,7 +139,8 @@ def _pack(numbers: NDArray[np.int64], r: int) -> bytes:
     return packed.T.tobytes()[: (numbers.size * r + 7) // 8]
 
 
-def _unpack(data: NDArray[np.uint8], k: int, r: int) -> NDArray[np.int64]:
+def unpack_bits(data: NDArray[np.uint8], k: int, r: int) -> NDArray[np.int64]:
+    """The first k numbers of r bits each in packed bytes; shape (k,)."""
     groups = -(-k // 8)
     padded = np.zeros(groups * r, dtype=np.uint8)
     padded[: data.size] = data
@@ -169,7 +170,7 @@ def encode_rice(indices: NDArray[np.int64], d: int) -> bytes:
     ones = np.zeros(int(ends[-1]), dtype=np.bool_)
     ends -= 1
     ones[ends] = True
-    return bytes((r,)) + (_pack(gaps, r) if r else b"") + np.packbits(ones).tobytes()
+    return bytes((r,)) + (pack_bits(gaps, r) if r else b"") + np.packbits(ones).tobytes()
 
 
 def decode_rice(data: Buffer, k: int, d: int) -> tuple[NDArray[np.int64], int]:
@@ -213,7 +214,7 @@ def decode_rice(data: Buffer, k: int, d: int) -> tuple[NDArray[np.int64], int]:
     # The sum of quotients is at most (d - k) >> r by the window, up to its last byte: no shift can overflow.
     gaps <<= r
     if r:
-        gaps |= _unpack(np.frombuffer(data, dtype=np.uint8, offset=1, count=middle - 1), k, r)
+        gaps |= unpack_bits(np.frombuffer(data, dtype=np.uint8, offset=1, count=middle - 1), k, r)
     gaps += 1
     np.cumsum(gaps, out=gaps)
     gaps -= 1

@@ -6,6 +6,8 @@
 | 1  | fp32 | 4     | 2**-24        |
 | 2  | bf16 | 2     | 2**-8         |
 | 3  | fp16 | 2     | 2**-11        |
+| 4-8 | 2bit to 6bit | 1/4 to 3/4 | fitted levels: see levels.py |
+| 9  | 1bit | 1/8   | one fitted level |
 | 15 | (raw bytes of a whole layer; not a coding)  |
 
 All little-endian. Rounding is to nearest, ties to even; a finite value beyond the largest
@@ -29,6 +31,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compression.indices import pack_bits
+from compression.levels import fit, level_count, values_of
 from compression.registry import Registry
 
 RAW = 15
@@ -42,24 +46,31 @@ class ValueCoding:
     Args:
         id: low nibble of a record's coding byte.
         name: name in a configuration.
-        itemsize: bytes a value.
+        bits: bits a value.
         roundoff: largest relative error of a value in its normal range; fp16: of the values' norm.
         encode: finite float array (n,) -> stream_bytes(n) bytes.
         decode: (bytes, n, dtype or its name) -> new array (n,) in that dtype.
         overhead_bytes: bytes before the values, where there are any.
+        fitted: its levels are fitted to the values: it has no zero, and what it loses is measured.
     """
 
     id: int
     name: str
-    itemsize: int
+    bits: int
     roundoff: float
     encode: Callable[[NDArray[Any]], bytes]
     decode: Callable[[Buffer, int, str | np.dtype[Any]], NDArray[Any]]
     overhead_bytes: int = 0
+    fitted: bool = False
+
+    @property
+    def itemsize(self) -> float:
+        """Bytes a value."""
+        return self.bits / 8
 
     def stream_bytes(self, n: int) -> int:
         """Exact bytes of the stream of n values; 0 for none."""
-        return n * self.itemsize + self.overhead_bytes if n else 0
+        return (n * self.bits + 7) // 8 + self.overhead_bytes if n else 0
 
     def round(self, values: NDArray[Any]) -> NDArray[Any]:
         """The values as the decoder will see them, in their own dtype; shape (n,)."""
@@ -144,11 +155,39 @@ def _decode_fp16(data: Buffer, n: int, dtype: str | np.dtype[Any]) -> NDArray[An
         return wide.astype(dtype)
 
 
+def _encode_fitted(values: NDArray[Any], bits: int) -> bytes:
+    if values.size == 0:
+        return b""
+    levels, codes = fit(values, bits)
+    return _encode_fp16(levels) + pack_bits(codes, bits)
+
+
+def _decode_fitted(data: Buffer, n: int, dtype: str | np.dtype[Any], bits: int) -> NDArray[Any]:
+    if n == 0:
+        return np.empty(0, dtype=dtype)
+    count = level_count(bits)
+    head = 2 + 2 * count
+    return values_of(data[head:], n, bits, _decode_fp16(data[:head], count, dtype))
+
+
+def _fitted(number: int, bits: int) -> ValueCoding:
+    def encode(values: NDArray[Any]) -> bytes:
+        return _encode_fitted(values, bits)
+
+    def decode(data: Buffer, n: int, dtype: str | np.dtype[Any]) -> NDArray[Any]:
+        return _decode_fitted(data, n, dtype, bits)
+
+    return ValueCoding(number, f"{bits}bit", bits, 1.0, encode, decode, 2 + 2 * level_count(bits), fitted=True)
+
+
 VALUES: Registry[ValueCoding] = Registry("value coding")
-FP64 = VALUES.register(ValueCoding(0, "fp64", 8, 2.0**-53, _encode_fp64, _decode_fp64))
-FP32 = VALUES.register(ValueCoding(1, "fp32", 4, 2.0**-24, _encode_fp32, _decode_fp32))
-BF16 = VALUES.register(ValueCoding(2, "bf16", 2, 2.0**-8, _encode_bf16, _decode_bf16))
-FP16 = VALUES.register(ValueCoding(3, "fp16", 2, 2.0**-11 * (1 + 2.0**-16), _encode_fp16, _decode_fp16, 2))
+FP64 = VALUES.register(ValueCoding(0, "fp64", 64, 2.0**-53, _encode_fp64, _decode_fp64))
+FP32 = VALUES.register(ValueCoding(1, "fp32", 32, 2.0**-24, _encode_fp32, _decode_fp32))
+BF16 = VALUES.register(ValueCoding(2, "bf16", 16, 2.0**-8, _encode_bf16, _decode_bf16))
+FP16 = VALUES.register(ValueCoding(3, "fp16", 16, 2.0**-11 * (1 + 2.0**-16), _encode_fp16, _decode_fp16, 2))
+FITTED = tuple(
+    VALUES.register(_fitted(number, bits)) for bits, number in ((1, 9), (2, 4), (3, 5), (4, 6), (5, 7), (6, 8))
+)
 
 NATIVE = {"float32": FP32, "float64": FP64}
 

@@ -32,7 +32,8 @@ All numbers are little-endian. A varint is unsigned LEB128 in its shortest form,
 | data                         |        | the array, C order; not when absent               |
 
 A layer goes dense, with zeros where it had no value, when its sparse record would be no
-smaller; so no record is longer than its dense form. A value coding is never wider than its
+smaller; so no record is longer than its dense form. (Fitted levels have no zero: such a layer goes
+dense only with all its values.) A value coding is never wider than its
 layer. Values are finite. No stream carries a length: all of them follow from the layout, K
 and the streams themselves, and nothing received is believed before it is bounded by these.
 """
@@ -162,12 +163,14 @@ class Record:
         coding: how they are written; `coding.round` must already have been applied.
         update: positions and values.
         seed: what the positions were drawn from, in [0, 2**32), for a seeded operator; else None.
+        stream: `coding.encode` of the values, where it is known already.
     """
 
     operator: Operator
     coding: ValueCoding
     update: LayerUpdate
     seed: int | None = None
+    stream: bytes | None = None
 
 
 Item = Record | NDArray[Any] | None
@@ -262,8 +265,10 @@ def _item_bytes(layer: Layer, item: Item) -> int:
     if item.update.indices is None:
         return dense
     if item.seed is not None:
-        return min(dense, seeded_record_bytes(item.update.indices.size, item.coding))
-    return min(dense, sparse_record_bytes(item.update.indices, layer.size, item.coding))
+        sparse = seeded_record_bytes(item.update.indices.size, item.coding)
+    else:
+        sparse = sparse_record_bytes(item.update.indices, layer.size, item.coding)
+    return sparse if item.coding.fitted else min(dense, sparse)
 
 
 def predicted_bytes(layout: Layout, header: Header, items: Sequence[Item]) -> int:
@@ -369,7 +374,7 @@ def _encode_record(layer: Layer, record: Record, verified: bool) -> list[bytes]:
         _require_finite(layer, values)
         if coding.itemsize < layer.itemsize and coding.round(values).tobytes() != values.tobytes():
             raise UpdateError(layer.name, None, f"values are not rounded to {coding.name}; apply coding.round first")
-    stream = coding.encode(values)
+    stream = coding.encode(values) if record.stream is None else record.stream
     if support is None:
         return [bytes((record.operator.id, ix.DENSE << 4 | coding.id)), stream]
     count = _varint(support.size)
@@ -377,7 +382,7 @@ def _encode_record(layer: Layer, record: Record, verified: bool) -> list[bytes]:
         how, index_stream = ix.RICE, ix.encode_rice(support, d)
     else:
         how, index_stream = ix.SEED, record.seed.to_bytes(ix.SEED_BYTES, "little") if support.size else b""
-    if 2 + len(count) + len(index_stream) + len(stream) >= dense_record_bytes(d, coding):
+    if not coding.fitted and 2 + len(count) + len(index_stream) + len(stream) >= dense_record_bytes(d, coding):
         full = np.zeros(d, dtype=layer.dtype)
         full[support] = values
         return [bytes((record.operator.id, ix.DENSE << 4 | coding.id)), coding.encode(full)]
@@ -480,7 +485,11 @@ def peek(blob: Buffer) -> Header:
 
 
 def _read_values(reader: _Reader, layer: Layer, coding: ValueCoding, n: int) -> NDArray[Any]:
-    values = coding.decode(reader.take(coding.stream_bytes(n), f"values of {layer.name!r}"), n, layer.dtype)
+    data = reader.take(coding.stream_bytes(n), f"values of {layer.name!r}")
+    try:
+        values = coding.decode(data, n, layer.dtype)
+    except WireError as error:
+        raise WireError(f"{error.field} of {layer.name!r}", error.detail) from None
     if not bool(np.isfinite(values).all()):
         raise WireError(f"values of {layer.name!r}", "a value is not finite")
     return values

@@ -150,9 +150,8 @@ def test_more_bytes_keep_more_and_lose_less() -> None:
     layout = flat_layout([30_000, 2000])
     x = [vector("heavy", 30_000, "float32", 1), vector("gauss", 2000, "float32", 2)]
     for name in PATHS:
-        rows = [
-            compress(layout, header_of(layout), x, None, Scheme(allocation=name), b) for b in range(200, 50_000, 2500)
-        ]
+        scheme = Scheme(allocation=name, values="bf16")
+        rows = [compress(layout, header_of(layout), x, None, scheme, b) for b in range(200, 50_000, 2500)]
         kept, lost = [sum(row.kept) for row in rows], [sum(row.error_sq) for row in rows]
         assert kept == sorted(kept)
         assert lost == sorted(lost, reverse=True)
@@ -205,7 +204,10 @@ def test_a_ratio_caps_a_budget() -> None:
     roomy = compress(layout, header_of(layout), x, None, Scheme(ratio=0.01), 50_000)
     assert roomy.kept == (500,)
     assert not roomy.everything_fits
-    tight = compress(layout, header_of(layout), x, None, Scheme(ratio=0.01), 800)
+    joint = compress(layout, header_of(layout), x, None, Scheme(ratio=0.01), 800)
+    assert joint.kept == (500,)  # with fewer bits each they fit
+    assert len(joint.payload) <= 800
+    tight = compress(layout, header_of(layout), x, None, Scheme(ratio=0.01, values="bf16"), 800)
     assert 150 < tight.kept[0] < 500
     assert len(tight.payload) <= 800
 
@@ -237,7 +239,9 @@ def test_contraction_with_the_alpha_it_states(operator: str, values: str) -> Non
 
 def test_guaranteed_alpha_golden() -> None:
     # floor 2 of the largest layer's 4,000, and bf16 loses at most (2**-8)**2 of what is kept
-    assert guaranteed_alpha(flat_layout([4000, 9]), Scheme(floor=2)) == 2 / 4000 * (1 - 2.0**-16)
+    assert guaranteed_alpha(flat_layout([4000, 9]), Scheme(floor=2, values="bf16")) == 2 / 4000 * (1 - 2.0**-16)
+    # one level for K values keeps 1/K of what TopK keeps, at worst
+    assert guaranteed_alpha(flat_layout([4000, 9]), Scheme(floor=2)) == 1 / 4000 * (1 - 2.0**-16)
     assert guaranteed_alpha(flat_layout([4000, 9]), Scheme(floor=2, values="native")) == 2 / 4000
     assert guaranteed_alpha(flat_layout([4000]), Scheme("identity")) == 1.0
 

@@ -302,7 +302,7 @@ def edit(at: int, value: int) -> bytes:
         (edit(RECORD, 255), "operator"),
         (edit(RECORD + 1, 0x22), "coding"),  # seed: reserved
         (edit(RECORD + 1, 0x10), "coding"),  # fp64 for a float32 layer
-        (edit(RECORD + 1, 0x19), "coding"),
+        (edit(RECORD + 1, 0x1E), "coding"),  # no such value coding
         (edit(RECORD + 3, 60), "index stream"),
         (example()[:-1], "checksum"),
         (example() + b"\0", "checksum"),
