@@ -32,7 +32,7 @@ from compression.registry import Registry
 from compression.selection import SMALL, candidates
 
 Counts = NDArray[np.int64]
-POINTS = 48  # K values of a layer between its floor and its size
+POINTS, DENSE_POINTS = 40, 25  # K values of a layer between its floor and its size
 TABLE_SAMPLE = 1 << 15
 SLACK = 0.004  # share of a budget that a walk may leave unused
 FINE_SLACK = 0.0005  # the same for allocations that weigh errors
@@ -210,6 +210,15 @@ def uniform(sizes: Sizes, tables: Sequence[ErrorTable]) -> Path:
     return _Uniform(sizes)
 
 
+def _grid(low: int, high: int) -> Counts:
+    """K from low to high: evenly spaced ratios where a layer is sparse, evenly spaced values where it is dense."""
+    if high <= low:
+        return np.array([high], dtype=np.int64)
+    ratios = np.geomspace(max(low, 1), max(high, 1), POINTS)
+    found = np.concatenate(([low], np.ceil(ratios), np.linspace(low, high, DENSE_POINTS), [high]))
+    return np.unique(found.astype(np.int64).clip(low, high))
+
+
 class _Hull:
     def __init__(self, sizes: Sizes, tables: Sequence[ErrorTable]) -> None:
         self._first = sizes.floor.copy()
@@ -221,8 +230,7 @@ class _Hull:
         self.least = 0.0
         for layer, table in enumerate(tables):
             low, high, d = int(sizes.floor[layer]), int(sizes.cap[layer]), int(sizes.d[layer])
-            grid = np.geomspace(max(low, 1), max(high, 1), POINTS) if high > low else np.array([high])
-            k = np.unique(np.concatenate(([low], np.ceil(grid), [high])).astype(np.int64).clip(low, high))
+            k = _grid(low, high)
             size = sizes.model(k, sizes.d[layer : layer + 1], sizes.itemsize[layer : layer + 1])
             full = size >= sizes.model(*(np.array([n]) for n in (d, d, float(sizes.itemsize[layer]))))
             if high == d and bool(full.any()):  # dense sends all values: the first dense point has no error
@@ -322,8 +330,7 @@ def choose_widths(
     shares: list[tuple[NDArray[np.int64], list[NDArray[np.float64]]]] = []
     for layer, table in enumerate(tables):
         low, high, d = int(sizes.floor[layer]), int(sizes.cap[layer]), int(sizes.d[layer])
-        grid = np.geomspace(max(low, 1), max(high, 1), POINTS)
-        k = np.unique(np.concatenate(([low], np.ceil(grid), [high])).astype(np.int64).clip(low, high))
+        k = _grid(low, high)
         widths = options[layer]
         lost = _rounding(table, k, widths)
         shares.append((k, lost))

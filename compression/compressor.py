@@ -24,7 +24,7 @@ from compression import allocation as al
 from compression import knapsack
 from compression.allocation import ALLOCATIONS, Counts, ErrorTable, Sizes
 from compression.errors import ConfigError, LayoutError, UpdateError, unknown_name
-from compression.indices import rice_bytes_bound, seeded_support
+from compression.indices import rice_bytes_bound, rice_parameter, seeded_support
 from compression.layout import Layer, Layout
 from compression.operators import OPERATORS
 from compression.randomness import words
@@ -40,7 +40,6 @@ from compression.wire import (
     first_non_finite,
     header_bytes,
     seeded_record_bytes,
-    sparse_record_bytes,
     varint_bytes,
     whole_record_bytes,
 )
@@ -211,6 +210,7 @@ class _Piece(NamedTuple):
         error_sq: ||x - C(x)||^2; norm_sq: ||x||^2.
         stream: the values' stream, where it is known.
         lost_sq: what rounding took of error_sq.
+        rice: parameter of the index stream, where it is known.
     """
 
     update: LayerUpdate
@@ -218,6 +218,7 @@ class _Piece(NamedTuple):
     norm_sq: float
     stream: bytes | None
     lost_sq: float
+    rice: int | None = None
 
 
 class _Work:
@@ -232,6 +233,8 @@ class _Work:
         "found",
         "layer",
         "norm_sq",
+        "rice",
+        "rice_of",
         "sizes",
         "support",
         "x",
@@ -250,6 +253,7 @@ class _Work:
     def write_as(self, coding: ValueCoding) -> None:
         """Choose how values are written; sizes are found anew."""
         self.coding = coding
+        self.rice, self.rice_of = 0, -1  # parameter of the index stream, and the K that it is of
         self.dense = dense_record_bytes(self.d, coding)
         self.sizes: dict[int, int] = {}
 
@@ -297,7 +301,11 @@ class _Work:
             if self.must_be_dense(k) and self.must_be_dense(min(k, self._nonzero())):
                 self.sizes[k] = self.dense
             else:
-                self.sizes[k] = min(self.dense, sparse_record_bytes(self.top(k)[0], self.d, self.coding))
+                support = self.top(k)[0]
+                self.rice, index_bytes = rice_parameter(support)
+                sparse = 2 + varint_bytes(support.size) + index_bytes + self.coding.stream_bytes(support.size)
+                self.sizes[k] = min(self.dense, sparse)
+                self.rice_of = k
         return self.sizes[k]
 
     def _nonzero(self) -> int:
@@ -329,7 +337,8 @@ class _Work:
         """As the record will hold them: where a dense record is no larger, zeros stand between."""
         values, stream, lost_sq = self.rounded(exact)
         if not (self.counted and self.goes_dense(k)):
-            return _Piece(LayerUpdate(support, values), left_sq + lost_sq, self.norm_sq, stream, lost_sq)
+            rice = self.rice if self.rice_of == k else None
+            return _Piece(LayerUpdate(support, values), left_sq + lost_sq, self.norm_sq, stream, lost_sq, rice)
         full = np.zeros(self.d, dtype=self.x.dtype)
         full[support] = values
         return _Piece(LayerUpdate(None, full), left_sq + lost_sq, self.norm_sq, None, lost_sq)
@@ -737,7 +746,7 @@ def _items(
     items: list[Item] = [None] * len(layout.layers)
     for at, work, piece in zip(layout.compressed, works, sent, strict=True):
         seed = None if piece.update.indices is None else work.seed
-        items[at] = Record(operator, work.coding, piece.update, seed, piece.stream)
+        items[at] = Record(operator, work.coding, piece.update, seed, piece.stream, piece.rice)
     if whole is not None:
         missing = [layout.layers[at].name for at in layout.whole if layout.layers[at].name not in whole]
         if missing:

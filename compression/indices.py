@@ -98,6 +98,11 @@ def _parameter(gaps: NDArray[np.int64]) -> tuple[int, int]:
     return min(((r, _stream_bytes(k, found[r], r)) for r in range(low, high + 1)), key=lambda pair: (pair[1], pair[0]))
 
 
+def rice_parameter(indices: NDArray[np.int64]) -> tuple[int, int]:
+    """(r, exact bytes) of the rice stream of ascending positions, shape (K,); nothing is built."""
+    return _parameter(_gaps(indices)) if indices.size else (0, 0)
+
+
 def rice_bytes(indices: NDArray[np.int64], d: int) -> int:
     """Exact size of the rice stream of this support, in bytes; nothing is built.
 
@@ -157,13 +162,14 @@ def unpack_bits(data: NDArray[np.uint8], k: int, r: int) -> NDArray[np.int64]:
     return numbers.reshape(-1)[:k]
 
 
-def encode_rice(indices: NDArray[np.int64], d: int) -> bytes:
-    """The rice stream of this support; ascending int64 positions in range(d), shape (K,)."""
+def encode_rice(indices: NDArray[np.int64], d: int, r: int | None = None) -> bytes:
+    """The rice stream of this support; ascending int64 positions in range(d), shape (K,); r where it is known."""
     k = indices.size
     if k == 0:
         return b""
     gaps = _gaps(indices)
-    r, _ = _parameter(gaps)
+    if r is None:
+        r, _ = _parameter(gaps)
     ends = gaps >> r
     ends += 1
     np.cumsum(ends, out=ends)

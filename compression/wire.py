@@ -164,6 +164,7 @@ class Record:
         update: positions and values.
         seed: what the positions were drawn from, in [0, 2**32), for a seeded operator; else None.
         stream: `coding.encode` of the values, where it is known already.
+        rice: parameter of the index stream, where it is known already.
     """
 
     operator: Operator
@@ -171,6 +172,7 @@ class Record:
     update: LayerUpdate
     seed: int | None = None
     stream: bytes | None = None
+    rice: int | None = None
 
 
 Item = Record | NDArray[Any] | None
@@ -379,7 +381,7 @@ def _encode_record(layer: Layer, record: Record, verified: bool) -> list[bytes]:
         return [bytes((record.operator.id, ix.DENSE << 4 | coding.id)), stream]
     count = _varint(support.size)
     if record.seed is None:
-        how, index_stream = ix.RICE, ix.encode_rice(support, d)
+        how, index_stream = ix.RICE, ix.encode_rice(support, d, record.rice)
     else:
         how, index_stream = ix.SEED, record.seed.to_bytes(ix.SEED_BYTES, "little") if support.size else b""
     if not coding.fitted and 2 + len(count) + len(index_stream) + len(stream) >= dense_record_bytes(d, coding):
