@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import codec
+from benchmarks import allocation, codec
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,9 +18,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.add_argument("--repeat", type=int, default=9, metavar="N", help="take the minimum of N interleaved runs (9)")
     one.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     one.add_argument("--check", action="store_true", help="exit 1 when a limit is broken in three attempts")
+    two = names.add_parser("allocation", help="what each allocation loses at the same bytes, beside 64-bit pairs")
+    two.add_argument("--repeat", type=int, default=3, metavar="N", help="take the minimum of N runs (3)")
+    two.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     chosen = parser.parse_args(arguments)
     if chosen.repeat < 1:
         parser.error("--repeat must be at least 1")
+    if chosen.name == "allocation":
+        return allocation.run(chosen.repeat, chosen.json)
     return codec.run(chosen.repeat, chosen.json, check=chosen.check)
 
 
