@@ -19,9 +19,10 @@ What a path counts is `Sizes.model`: bytes, or values when the budget counts tho
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -312,8 +313,8 @@ def choose_widths(
     """How precise each layer's values should be, at the K that goes with it.
 
     The lower hull of each layer's (bytes, error) points over all K and all precisions, spent in
-    the order of slope, as `hull` does with K alone. A layer gets the precision of the last vertex
-    that the budget reaches.
+    the order of slope, as `hull` does with K alone; what the next step would exceed is spent by the
+    best point that fits. A layer gets the precision of the last point that the budget reaches.
 
     Args:
         sizes: the layers; their itemsize is not used.
@@ -325,46 +326,100 @@ def choose_widths(
         (position of the chosen option of each layer, tables with its rounding error).
     """
     segments: list[tuple[float, float, int, int]] = []
-    base = 0.0
-    chosen: list[int] = []
+    points_of: list[_Points] = []
     shares: list[tuple[NDArray[np.int64], list[NDArray[np.float64]]]] = []
     for layer, table in enumerate(tables):
-        low, high, d = int(sizes.floor[layer]), int(sizes.cap[layer]), int(sizes.d[layer])
-        k = _grid(low, high)
-        widths = options[layer]
-        lost = _rounding(table, k, widths)
-        shares.append((k, lost))
-        left_out = table.at(k, d)
-        sent = table.errors[-1] - left_out
-        points: list[tuple[float, float, int]] = []
-        for at, width in enumerate(widths):
-            itemsize = np.array([width.itemsize])
-            size = sizes.model(k, sizes.d[layer : layer + 1], itemsize) + width.overhead_bytes
-            error = left_out + lost[at] * sent
-            dense = float(sizes.model(np.array([d]), np.array([d]), itemsize)[0]) + width.overhead_bytes
-            keep = size < dense
-            if high == d:  # dense sends all values
-                size, error = np.append(size[keep], dense), np.append(error[keep], lost[at][-1] * table.errors[-1])
-            points += zip(size.tolist(), error.tolist(), [at] * size.size, strict=True)
-        points.sort()
-        best = np.minimum.accumulate(np.array([p[1] for p in points]))
-        useful = [p for at, p in enumerate(points) if at == 0 or p[1] < best[at - 1]]
-        corners = _lower_hull([p[0] for p in useful], [p[1] for p in useful])
-        base += corners[0][1]
-        chosen.append(useful[corners[0][0]][2])
-        for a, b in itertools.pairwise(corners):
-            segments.append(((a[2] - b[2]) / (b[1] - a[1]), b[1] - a[1], layer, useful[b[0]][2]))
+        k = _grid(int(sizes.floor[layer]), int(sizes.cap[layer]))
+        shares.append((k, _rounding(table, k, options[layer])))
+        points = _points_of(sizes, layer, table, options[layer], *shares[-1])
+        points_of.append(points)
+        corners = _lower_hull(points.size.tolist(), points.error.tolist())
+        segments += [((a[2] - b[2]) / (b[1] - a[1]), b[1] - a[1], layer, b[0]) for a, b in itertools.pairwise(corners)]
     segments.sort(key=lambda s: -s[0])
-    for _, spent, layer, option in segments:
-        base += spent
-        if base > budget:
+    at = [0] * len(points_of)
+    left = budget - math.fsum(float(points.size[0]) for points in points_of)
+    begun = len(segments)
+    for number, (_, spent, layer, corner) in enumerate(segments):
+        if spent > left:
+            begun = number
             break
-        chosen[layer] = option
-    rounded = [
-        replace(table, rounding=(k.astype(np.float64), lost[at])) if options[i][at].bits else table
-        for i, (table, (k, lost), at) in enumerate(zip(tables, shares, chosen, strict=True))
-    ]
-    return chosen, rounded
+        left -= spent
+        at[layer] = corner
+    corners_at = list(at)
+    for layer in dict.fromkeys(layer for _, _, layer, _ in segments[begun:]):  # between corners, the best that fits
+        points = points_of[layer]
+        last = int(np.searchsorted(points.size, points.size[at[layer]] + left, side="right")) - 1
+        if last > at[layer]:
+            left -= float(points.size[last] - points.size[at[layer]])
+            at[layer] = last
+
+    def precise(position: Sequence[int]) -> tuple[list[int], list[ErrorTable]]:
+        chosen = [int(points.option[n]) for points, n in zip(points_of, position, strict=True)]
+        return chosen, [
+            replace(table, rounding=(k.astype(np.float64), lost[c])) if options[i][c].bits else table
+            for i, (table, (k, lost), c) in enumerate(zip(tables, shares, chosen, strict=True))
+        ]
+
+    found = [precise(corners_at)]
+    filled = precise(at)
+    if filled[0] != found[0][0]:
+        found.append(filled)
+    return min(found, key=lambda f: _expected_error(sizes, f[1], options, f[0], budget)) if len(found) > 1 else found[0]
+
+
+def _expected_error(
+    sizes: Sizes, tables: Sequence[ErrorTable], options: Sequence[Sequence[Width]], chosen: Sequence[int], budget: float
+) -> float:
+    """What the hull of K at these precisions would lose."""
+    widths = [row[at] for row, at in zip(options, chosen, strict=True)]
+    fixed = replace(sizes, itemsize=np.array([width.itemsize for width in widths]))
+    counts = _Hull(fixed, tables).counts(budget - sum(width.overhead_bytes for width in widths))
+    return math.fsum(float(t.at(counts[i : i + 1], int(sizes.d[i]))[0]) for i, t in enumerate(tables))
+
+
+class _Points(NamedTuple):
+    """What a layer may take and lose, over all K and all precisions: sizes ascend, errors descend.
+
+    Args:
+        size, error: float64, shape (n,).
+        option: position of the precision, shape (n,).
+    """
+
+    size: NDArray[np.float64]
+    error: NDArray[np.float64]
+    option: NDArray[np.int64]
+
+
+def _points_of(
+    sizes: Sizes,
+    layer: int,
+    table: ErrorTable,
+    widths: Sequence[Width],
+    k: NDArray[np.int64],
+    lost: Sequence[NDArray[np.float64]],
+) -> _Points:
+    d = int(sizes.d[layer])
+    left_out = table.at(k, d)
+    sent = table.errors[-1] - left_out
+    size: list[NDArray[np.float64]] = []
+    error: list[NDArray[np.float64]] = []
+    option: list[NDArray[np.int64]] = []
+    for number, (width, share) in enumerate(zip(widths, lost, strict=True)):
+        itemsize = np.array([width.itemsize])
+        bytes_ = sizes.model(k, sizes.d[layer : layer + 1], itemsize) + width.overhead_bytes
+        dense = float(sizes.model(np.array([d]), np.array([d]), itemsize)[0]) + width.overhead_bytes
+        sparse = bytes_ < dense
+        size.append(bytes_[sparse])
+        error.append((left_out + share * sent)[sparse])
+        if int(sizes.cap[layer]) == d:  # dense sends all values
+            size.append(np.array([dense]))
+            error.append(share[-1:] * table.errors[-1])
+        option.append(np.full(int(sparse.sum()) + (int(sizes.cap[layer]) == d), number))
+    found = _Points(np.concatenate(size), np.concatenate(error), np.concatenate(option))
+    order = np.lexsort((found.error, found.size))
+    best = np.minimum.accumulate(found.error[order])
+    useful = order[np.concatenate(([True], found.error[order][1:] < best[:-1]))]
+    return _Points(found.size[useful], found.error[useful], found.option[useful])
 
 
 def _rounding(table: ErrorTable, k: NDArray[np.int64], widths: Sequence[Width]) -> list[NDArray[np.float64]]:

@@ -2,7 +2,8 @@
 
 The budget counts every byte of the payload. A message ends within 1 % below it, unless all
 that is not zero fits, or it is shorter than 4 kB, or an element limit (`ratio`) binds, or the
-allocation is `knapsack`, which knows 50 ratios a layer and nothing between.
+allocation is `knapsack`, which knows 50 ratios a layer and nothing between, or every value is sent
+and a bit more for each would be too much.
 
 With unit "coordinates", as in the Kimad paper's toy problem, the budget counts values sent and
 nothing else. Then no more than K values of a layer that are not zero go out, even where its
