@@ -190,10 +190,10 @@ def test_bytes_between_two_precisions_are_spent() -> None:
     for budget in range(4300, 12_000, 350):
         got = compress(layout, header_of(layout), x, None, Scheme(), budget)
         lost.append(sum(got.error_sq))
-        assert budget - len(got.payload) <= 0.01 * budget or all(r == 1.0 for r in got.ratios)
+        assert len(got.payload) >= 0.99 * budget or all(r == 1.0 for r in got.ratios)
         assert len(got.payload) >= 0.96 * budget
     assert np.all(lost <= 1.08 * np.minimum.accumulate(lost))
-    assert lost[-1] < 0.2 * lost[0]
+    assert lost[-1] < 0.25 * lost[0]
 
 
 def test_any_damage_is_a_wire_error_or_another_legal_message() -> None:
