@@ -17,6 +17,7 @@ def test_digits_reaches_95_percent_sooner_and_with_a_twentieth_of_the_bytes(seed
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["final_accuracy"] >= 0.95
     assert summary["uplink_bytes"] <= 0.05 * summary["uplink_dense_bytes"]
-    assert summary["dense_seconds_to_target"] >= 5 * summary["seconds_to_target"]
+    dense_s = summary["dense_seconds_to_target"] or summary["dense_virtual_seconds"]  # stopped when 20 times as long
+    assert dense_s >= 5 * summary["seconds_to_target"]
     assert summary["budget_misses"] == 0
     assert summary["faults"] == {}
