@@ -19,16 +19,15 @@ What a path counts is `Sizes.model`: bytes, or values when the budget counts tho
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compression.indices import SEED_BYTES
-from compression.levels import TOP, Sample
+from compression.levels import SAMPLE, TOP, Sample
 from compression.registry import Registry
 from compression.selection import SMALL, candidates
 
@@ -122,7 +121,8 @@ def _sample(x: NDArray[Any], ascending: NDArray[np.float64], scale: float) -> Sa
     if scale <= 1.0:
         return Sample.of(ascending, ascending[:0], 1.0)
     top = np.sort(candidates(x, TOP, squares=False).magnitudes)[-TOP:]
-    return Sample.of(top, ascending, scale)
+    every = max(1, ascending.size // SAMPLE)
+    return Sample.of(top, ascending[::every], scale * every)
 
 
 def exact_table(x: NDArray[Any]) -> NDArray[np.float64]:
@@ -148,22 +148,25 @@ def refined_table(table: ErrorTable, d: int, magnitudes: NDArray[Any], rest_sq: 
     return replace(table, counts=counts, errors=errors)
 
 
-def modelled_bytes(k: NDArray[Any], d: NDArray[Any], itemsize: NDArray[Any]) -> NDArray[np.float64]:
-    """Expected bytes of a record with a random support; arrays that broadcast together.
+def index_bytes(k: NDArray[Any], d: NDArray[Any]) -> NDArray[np.float64]:
+    """Expected bytes of a record with a random support, without its values; arrays that broadcast together.
 
     Gaps of a random support are geometric; a rice code with parameter r spends
     r + 1 / (1 - (1 - K/d)**(2**r)) bits on each.
     """
-    wide = np.maximum(d, 1).astype(np.float64)
-    share = np.clip(k / wide, 1e-15, 1 - 1e-12)
+    share = np.clip(k / np.maximum(d, 1).astype(np.float64), 1e-15, 1 - 1e-12)
     log_miss = np.log1p(-share)
     start = np.maximum(0.0, np.floor(np.log2(np.log(2.0) / -log_miss)))
     bits = np.full(share.shape, np.inf)
     for r in (np.maximum(0.0, start - 1), start, start + 1):
         bits = np.minimum(bits, r - 1.0 / np.expm1(np.exp2(r) * log_miss))
     lead = 3.0 + np.maximum(0.0, np.floor(np.log2(np.maximum(k, 1)) / 7))
-    sparse = lead + np.where(k > 0, 2.0 + k * (bits / 8 + itemsize), 0.0)
-    size: NDArray[np.float64] = np.minimum(sparse, 2.0 + d * itemsize)
+    return np.asarray(lead + np.where(k > 0, 2.0 + k * bits / 8, 0.0))
+
+
+def modelled_bytes(k: NDArray[Any], d: NDArray[Any], itemsize: NDArray[Any]) -> NDArray[np.float64]:
+    """Expected bytes of a record with a random support; arrays that broadcast together."""
+    size: NDArray[np.float64] = np.minimum(index_bytes(k, d) + k * itemsize, 2.0 + d * itemsize)
     return size
 
 
@@ -211,13 +214,18 @@ def uniform(sizes: Sizes, tables: Sequence[ErrorTable]) -> Path:
     return _Uniform(sizes)
 
 
-def _grid(low: int, high: int) -> Counts:
-    """K from low to high: evenly spaced ratios where a layer is sparse, evenly spaced values where it is dense."""
-    if high <= low:
-        return np.array([high], dtype=np.int64)
-    ratios = np.geomspace(max(low, 1), max(high, 1), POINTS)
-    found = np.concatenate(([low], np.ceil(ratios), np.linspace(low, high, DENSE_POINTS), [high]))
-    return np.unique(found.astype(np.int64).clip(low, high))
+def grids(floor: Counts, cap: Counts) -> Counts:
+    """K from floor to cap of each layer: even ratios where it is sparse, even steps where it is dense.
+
+    Shape (L, P), ascending; short layers repeat some.
+    """
+    low, high = floor[:, None], np.maximum(floor, cap)[:, None]
+    first = np.maximum(low, 1)
+    ratios = first * (np.maximum(high, 1) / first) ** np.linspace(0.0, 1.0, POINTS)
+    steps = low + (high - low) * np.linspace(0.0, 1.0, DENSE_POINTS)
+    found = np.concatenate((low, np.ceil(ratios), np.floor(steps), high), axis=1).astype(np.int64)
+    found = np.sort(np.minimum(np.maximum(found, low), high), axis=1)
+    return np.asarray(found)
 
 
 class _Hull:
@@ -229,22 +237,24 @@ class _Hull:
         spent: list[float] = []
         slopes: list[float] = []
         self.least = 0.0
+        d = sizes.d[:, None]
+        grid = grids(sizes.floor, sizes.cap)
+        size = sizes.model(grid, d, sizes.itemsize[:, None])
+        dense = size >= sizes.model(d, d, sizes.itemsize[:, None])
         for layer, table in enumerate(tables):
-            low, high, d = int(sizes.floor[layer]), int(sizes.cap[layer]), int(sizes.d[layer])
-            k = _grid(low, high)
-            size = sizes.model(k, sizes.d[layer : layer + 1], sizes.itemsize[layer : layer + 1])
-            full = size >= sizes.model(*(np.array([n]) for n in (d, d, float(sizes.itemsize[layer]))))
-            if high == d and bool(full.any()):  # dense sends all values: the first dense point has no error
-                at = int(np.argmax(full))
-                k, size = np.append(k[:at], d), size[: at + 1]
+            low, high = int(sizes.floor[layer]), int(sizes.cap[layer])
+            k, bytes_ = grid[layer], size[layer]
+            if high == int(sizes.d[layer]) and bool(dense[layer, -1]):
+                at = int(np.argmax(dense[layer]))  # dense sends all values: the first dense point has no error
+                k, bytes_ = np.append(k[:at], high), bytes_[: at + 1]
             if int(k[0]) > low:  # dense at the floor already, as far as the model knows: take it all first
                 layers.append(layer)
                 before.append(low)
                 after.append(high)
                 spent.append(1.0)
                 slopes.append(np.inf)
-            kept = _lower_hull(size.tolist(), table.at(k, d).tolist())
-            self.least += float(size[0])
+            kept = _lower_hull(bytes_.tolist(), table.at(k, int(sizes.d[layer])).tolist())
+            self.least += float(bytes_[0])
             for a, b in itertools.pairwise(kept):
                 layers.append(layer)
                 before.append(int(k[a[0]]))
@@ -290,145 +300,6 @@ def _lower_hull(sizes: Sequence[float], errors: Sequence[float]) -> list[tuple[i
             hull.pop()
         hull.append((at, size, error))
     return hull
-
-
-@dataclass(frozen=True, slots=True)
-class Width:
-    """One precision that a layer's values may have.
-
-    Args:
-        itemsize: bytes a value.
-        overhead_bytes: bytes before the values.
-        bits: of fitted levels (levels.py), whose loss is estimated; 0: a loss that is too small to matter.
-    """
-
-    itemsize: float
-    overhead_bytes: int
-    bits: int
-
-
-def choose_widths(
-    sizes: Sizes, tables: Sequence[ErrorTable], options: Sequence[Sequence[Width]], budget: float
-) -> tuple[list[int], list[ErrorTable]]:
-    """How precise each layer's values should be, at the K that goes with it.
-
-    The lower hull of each layer's (bytes, error) points over all K and all precisions, spent in
-    the order of slope, as `hull` does with K alone; what the next step would exceed is spent by the
-    best point that fits. A layer gets the precision of the last point that the budget reaches.
-
-    Args:
-        sizes: the layers; their itemsize is not used.
-        tables: of each layer.
-        options: of each layer.
-        budget: bytes for all records together.
-
-    Returns:
-        (position of the chosen option of each layer, tables with its rounding error).
-    """
-    segments: list[tuple[float, float, int, int]] = []
-    points_of: list[_Points] = []
-    shares: list[tuple[NDArray[np.int64], list[NDArray[np.float64]]]] = []
-    for layer, table in enumerate(tables):
-        k = _grid(int(sizes.floor[layer]), int(sizes.cap[layer]))
-        shares.append((k, _rounding(table, k, options[layer])))
-        points = _points_of(sizes, layer, table, options[layer], *shares[-1])
-        points_of.append(points)
-        corners = _lower_hull(points.size.tolist(), points.error.tolist())
-        segments += [((a[2] - b[2]) / (b[1] - a[1]), b[1] - a[1], layer, b[0]) for a, b in itertools.pairwise(corners)]
-    segments.sort(key=lambda s: -s[0])
-    at = [0] * len(points_of)
-    left = budget - math.fsum(float(points.size[0]) for points in points_of)
-    begun = len(segments)
-    for number, (_, spent, layer, corner) in enumerate(segments):
-        if spent > left:
-            begun = number
-            break
-        left -= spent
-        at[layer] = corner
-    corners_at = list(at)
-    for layer in dict.fromkeys(layer for _, _, layer, _ in segments[begun:]):  # between corners, the best that fits
-        points = points_of[layer]
-        last = int(np.searchsorted(points.size, points.size[at[layer]] + left, side="right")) - 1
-        if last > at[layer]:
-            left -= float(points.size[last] - points.size[at[layer]])
-            at[layer] = last
-
-    def precise(position: Sequence[int]) -> tuple[list[int], list[ErrorTable]]:
-        chosen = [int(points.option[n]) for points, n in zip(points_of, position, strict=True)]
-        return chosen, [
-            replace(table, rounding=(k.astype(np.float64), lost[c])) if options[i][c].bits else table
-            for i, (table, (k, lost), c) in enumerate(zip(tables, shares, chosen, strict=True))
-        ]
-
-    found = [precise(corners_at)]
-    filled = precise(at)
-    if filled[0] != found[0][0]:
-        found.append(filled)
-    return min(found, key=lambda f: _expected_error(sizes, f[1], options, f[0], budget)) if len(found) > 1 else found[0]
-
-
-def _expected_error(
-    sizes: Sizes, tables: Sequence[ErrorTable], options: Sequence[Sequence[Width]], chosen: Sequence[int], budget: float
-) -> float:
-    """What the hull of K at these precisions would lose."""
-    widths = [row[at] for row, at in zip(options, chosen, strict=True)]
-    fixed = replace(sizes, itemsize=np.array([width.itemsize for width in widths]))
-    counts = _Hull(fixed, tables).counts(budget - sum(width.overhead_bytes for width in widths))
-    return math.fsum(float(t.at(counts[i : i + 1], int(sizes.d[i]))[0]) for i, t in enumerate(tables))
-
-
-class _Points(NamedTuple):
-    """What a layer may take and lose, over all K and all precisions: sizes ascend, errors descend.
-
-    Args:
-        size, error: float64, shape (n,).
-        option: position of the precision, shape (n,).
-    """
-
-    size: NDArray[np.float64]
-    error: NDArray[np.float64]
-    option: NDArray[np.int64]
-
-
-def _points_of(
-    sizes: Sizes,
-    layer: int,
-    table: ErrorTable,
-    widths: Sequence[Width],
-    k: NDArray[np.int64],
-    lost: Sequence[NDArray[np.float64]],
-) -> _Points:
-    d = int(sizes.d[layer])
-    left_out = table.at(k, d)
-    sent = table.errors[-1] - left_out
-    size: list[NDArray[np.float64]] = []
-    error: list[NDArray[np.float64]] = []
-    option: list[NDArray[np.int64]] = []
-    for number, (width, share) in enumerate(zip(widths, lost, strict=True)):
-        itemsize = np.array([width.itemsize])
-        bytes_ = sizes.model(k, sizes.d[layer : layer + 1], itemsize) + width.overhead_bytes
-        dense = float(sizes.model(np.array([d]), np.array([d]), itemsize)[0]) + width.overhead_bytes
-        sparse = bytes_ < dense
-        size.append(bytes_[sparse])
-        error.append((left_out + share * sent)[sparse])
-        if int(sizes.cap[layer]) == d:  # dense sends all values
-            size.append(np.array([dense]))
-            error.append(share[-1:] * table.errors[-1])
-        option.append(np.full(int(sparse.sum()) + (int(sizes.cap[layer]) == d), number))
-    found = _Points(np.concatenate(size), np.concatenate(error), np.concatenate(option))
-    order = np.lexsort((found.error, found.size))
-    best = np.minimum.accumulate(found.error[order])
-    useful = order[np.concatenate(([True], found.error[order][1:] < best[:-1]))]
-    return _Points(found.size[useful], found.error[useful], found.option[useful])
-
-
-def _rounding(table: ErrorTable, k: NDArray[np.int64], widths: Sequence[Width]) -> list[NDArray[np.float64]]:
-    """Share of the sent values' squared norm that each precision loses, at each K."""
-    nothing = np.zeros(k.size)
-    if table.sample is None:
-        return [nothing for _ in widths]
-    lost = iter(table.sample.lost_shares(k, [width.bits for width in widths if width.bits]))
-    return [next(lost) if width.bits else nothing for width in widths]
 
 
 def hull(sizes: Sizes, tables: Sequence[ErrorTable]) -> Path:

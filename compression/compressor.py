@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from compression import allocation as al
 from compression import knapsack
+from compression import precision as pr
 from compression.allocation import ALLOCATIONS, Counts, ErrorTable, Sizes
 from compression.errors import ConfigError, LayoutError, UpdateError, unknown_name
 from compression.indices import rice_bytes_bound, rice_parameter, seeded_support
@@ -459,13 +460,15 @@ def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, bud
                 work.prepare(int(k) + int(k) // 16 + 8, 2.0)
 
     tables: list[ErrorTable] | None = None
+    guess: Counts | None = None
     if scheme.joint:
         tables = [_table(work, sample=True) for work in works]
-        codings = [(BF16, *FITTED)] * len(works)
-        options = [[al.Width(c.itemsize, c.overhead_bytes, c.bits if c.fitted else 0) for c in row] for row in codings]
-        widths, tables = al.choose_widths(sizes, tables, options, budget_bytes - base)
-        for work, row, at in zip(works, codings, widths, strict=True):
-            work.write_as(row[at])
+        codings = (BF16, *FITTED)
+        widths = [pr.Width(c.itemsize, c.overhead_bytes, c.bits if c.fitted else 0) for c in codings]
+        precision = pr.choose(sizes, tables, widths, budget_bytes - base)
+        tables, guess = precision.tables, precision.counts
+        for work, at in zip(works, precision.option.tolist(), strict=True):
+            work.write_as(codings[at])
         sizes = replace(sizes, itemsize=np.array([work.coding.itemsize for work in works]))
     # The model of sizes leaves out what a value coding puts before the values; every layer sends some.
     modelled = base if scheme.unit == "coordinates" else base + sum(w.coding.overhead_bytes for w in works if w.d)
@@ -483,10 +486,12 @@ def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, bud
         counts, fits = _on_grid(works, sizes, scheme, total, budget_bytes)
     else:
         tables = tables or [_table(work) for work in works]
-        first = chosen.path(sizes, tables)
-        prepare(np.maximum(first.counts(shifted), even.counts(shifted)))
+        if guess is None:
+            first = chosen.path(sizes, tables)
+            guess = np.maximum(first.counts(shifted), even.counts(shifted))
+        prepare(guess)
         if works[0].seed is not None:
-            counts, fits = walked(first)
+            counts, fits = walked(chosen.path(sizes, tables))
         elif chosen is al.GLOBAL:
             counts, fits = _by_threshold(works, sizes, prepare, walked)
             return _sent_at(works, counts)

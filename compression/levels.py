@@ -123,12 +123,14 @@ class Sample:
         weights = np.diff(counts)
         sums = np.concatenate(([0.0], np.cumsum(weights * self.descending)))
         squares = np.concatenate(([0.0], np.cumsum(weights * self.descending**2)))
-        whole = squares[ranks]
+        finest = max(widths)
+        ends = self.cuts(ranks, finest)  # those of fewer bits are among them
+        held, total, whole = counts[ends], sums[ends], squares[ranks]
         shares = np.zeros((len(widths), k.size))
         for at, bits in enumerate(widths):
-            ends = self.cuts(ranks, bits)
-            held = np.diff(sums[ends], axis=1) ** 2 / np.maximum(np.diff(counts[ends], axis=1), 1e-300)
-            shares[at] = 1.0 - held.sum(axis=1) / np.where(whole > 0, whole, 1.0)
+            step = level_count(finest) // level_count(bits)
+            kept = np.diff(total[:, ::step], axis=1) ** 2 / np.maximum(np.diff(held[:, ::step], axis=1), 1e-300)
+            shares[at] = 1.0 - kept.sum(axis=1) / np.where(whole > 0, whole, 1.0)
         return np.clip(np.where(whole > 0, shares, 0.0), 0.0, 1.0)
 
 

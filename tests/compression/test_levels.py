@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from compression import Scheme, compress, decode
-from compression.allocation import Sizes, Width, choose_widths, error_table, modelled_bytes
+from compression.allocation import Sizes, error_table, modelled_bytes
 from compression.errors import WireError
 from compression.levels import Sample, fit, level_count, sample_of
+from compression.precision import Width, choose
 from compression.values import BF16, FITTED, FP16
 from tests.compression.support import KINDS, dense_of, flat_layout, header_of, same_update, vector
 
@@ -119,7 +120,8 @@ def test_widths_are_the_best_of_all_by_brute_force() -> None:
             ]
         )
     for budget in (60.0, 120.0, 250.0):
-        chosen, rounded = choose_widths(sizes, tables, [widths, widths], budget)
+        precision = choose(sizes, tables, widths, budget)
+        chosen, rounded = precision.option, precision.tables
         best = min(
             (e1 + e2 for s1, e1 in points[0] for s2, e2 in points[1] if s1 + s2 <= budget),
         )
