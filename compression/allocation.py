@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from compression.indices import SEED_BYTES
 from compression.levels import SAMPLE, TOP, Sample
 from compression.registry import Registry
-from compression.selection import SMALL, candidates
+from compression.selection import SMALL
 
 Counts = NDArray[np.int64]
 POINTS, DENSE_POINTS = 40, 25  # K values of a layer between its floor and its size
-TABLE_SAMPLE = 1 << 15
+TABLE_SAMPLE = 1 << 13
 SLACK = 0.004  # share of a budget that a walk may leave unused
 FINE_SLACK = 0.0005  # the same for allocations that weigh errors
 
@@ -81,13 +81,17 @@ class ErrorTable:
     Args:
         counts: how many elements stay out, ascending from 0 to d, shape (n,).
         errors: sum of their squares (float64), shape (n,).
-        sample: magnitudes that the table was made from, where the loss of fitted levels is asked for.
+        magnitudes: what the table was made from, ascending, shape (s,); each stands for d/s.
+        known: of how many of the largest it is exact.
+        sample: a smaller one with the largest in full, where the loss of fitted levels is asked for.
         rounding: what the values' coding adds: (K, ascending; share of the sent values' squared
             norm that is lost), two arrays of one shape; None: nothing to speak of.
     """
 
     counts: NDArray[np.float64]
     errors: NDArray[np.float64]
+    magnitudes: NDArray[np.float64] | None = None
+    known: int = 0
     sample: Sample | None = None
     rounding: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
@@ -100,8 +104,8 @@ class ErrorTable:
         return np.asarray(left_out + share * (self.errors[-1] - left_out))
 
 
-def error_table(x: NDArray[Any], *, sample: bool = False) -> ErrorTable:
-    """Exact table of a layer of at most 64 Ki elements, else one estimated from 32 Ki strided samples.
+def error_table(x: NDArray[Any]) -> ErrorTable:
+    """Exact table of a layer below 16 Ki elements, else one estimated from as many strided samples.
 
     Squares are added from the small end in float64: the total minus the largest would lose
     the small errors that matter.
@@ -112,17 +116,26 @@ def error_table(x: NDArray[Any], *, sample: bool = False) -> ErrorTable:
     with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses what is not finite
         np.cumsum(wide * wide, out=errors[1:])
     scale = x.size / max(1, wide.size)
-    kept = _sample(x, wide, scale) if sample and x.size and np.isfinite(errors[-1]) else None
-    return ErrorTable(np.arange(wide.size + 1, dtype=np.float64) * scale, errors * np.float64(scale), kept)
+    return ErrorTable(
+        np.arange(wide.size + 1, dtype=np.float64) * scale, errors * np.float64(scale), wide, wide.size * (stride == 1)
+    )
 
 
-def _sample(x: NDArray[Any], ascending: NDArray[np.float64], scale: float) -> Sample:
-    """The magnitudes of a table, with the largest of all in full: they weigh most where tails are heavy."""
-    if scale <= 1.0:
-        return Sample.of(ascending, ascending[:0], 1.0)
-    top = np.sort(candidates(x, TOP, squares=False).magnitudes)[-TOP:]
+def with_sample(table: ErrorTable, d: int, largest: NDArray[Any]) -> ErrorTable:
+    """The table with a sample for fitted levels: they weigh the largest most, so TOP of them are in it in full.
+
+    Args:
+        table: from `error_table`.
+        d: size of the layer.
+        largest: at least its TOP largest magnitudes, or all, ascending.
+    """
+    ascending = table.magnitudes
+    if ascending is None or not d:
+        return table
+    if ascending.size == d and d <= SAMPLE:
+        return replace(table, sample=Sample.of(ascending, ascending[:0], 1.0))
     every = max(1, ascending.size // SAMPLE)
-    return Sample.of(top, ascending[::every], scale * every)
+    return replace(table, sample=Sample.of(largest[-TOP:], ascending[::every], d / ascending.size * every))
 
 
 def exact_table(x: NDArray[Any]) -> NDArray[np.float64]:
@@ -135,9 +148,9 @@ def exact_table(x: NDArray[Any]) -> NDArray[np.float64]:
     return errors
 
 
-def refined_table(table: ErrorTable, d: int, magnitudes: NDArray[Any], rest_sq: float) -> ErrorTable:
-    """The table made exact where the n largest magnitudes are known; the rest is scaled to meet it."""
-    wide = np.sort(magnitudes).astype(np.float64)
+def refined_table(table: ErrorTable, d: int, largest: NDArray[Any], rest_sq: float) -> ErrorTable:
+    """The table made exact where the n largest magnitudes, ascending, are known; the rest is scaled to meet it."""
+    wide = largest.astype(np.float64)
     exact = np.cumsum(wide * wide) + rest_sq
     out = d - wide.size
     below = table.counts < out
@@ -145,7 +158,7 @@ def refined_table(table: ErrorTable, d: int, magnitudes: NDArray[Any], rest_sq: 
     scale = rest_sq / meet if meet > 0 else 0.0
     counts = np.concatenate((table.counts[below], [out], out + 1.0 + np.arange(wide.size)))
     errors = np.concatenate((table.errors[below] * scale, [rest_sq], exact))
-    return replace(table, counts=counts, errors=errors)
+    return replace(table, counts=counts, errors=errors, known=wide.size)
 
 
 def index_bytes(k: NDArray[Any], d: NDArray[Any]) -> NDArray[np.float64]:

@@ -28,6 +28,7 @@ from compression.allocation import ALLOCATIONS, Counts, ErrorTable, Sizes
 from compression.errors import ConfigError, LayoutError, UpdateError, unknown_name
 from compression.indices import rice_bytes_bound, rice_parameter, seeded_support
 from compression.layout import Layer, Layout
+from compression.levels import TOP
 from compression.operators import OPERATORS
 from compression.randomness import words
 from compression.selection import Buffers, Candidates, candidates, largest, sum_squares
@@ -460,16 +461,8 @@ def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, bud
                 work.prepare(int(k) + int(k) // 16 + 8, 2.0)
 
     tables: list[ErrorTable] | None = None
-    guess: Counts | None = None
     if scheme.joint:
-        tables = [_table(work, sample=True) for work in works]
-        codings = (BF16, *FITTED)
-        widths = [pr.Width(c.itemsize, c.overhead_bytes, c.bits if c.fitted else 0) for c in codings]
-        precision = pr.choose(sizes, tables, widths, budget_bytes - base)
-        tables, guess = precision.tables, precision.counts
-        for work, at in zip(works, precision.option.tolist(), strict=True):
-            work.write_as(codings[at])
-        sizes = replace(sizes, itemsize=np.array([work.coding.itemsize for work in works]))
+        sizes, tables = _precision(works, sizes, budget_bytes - base, prepare)
     # The model of sizes leaves out what a value coding puts before the values; every layer sends some.
     modelled = base if scheme.unit == "coordinates" else base + sum(w.coding.overhead_bytes for w in works if w.d)
     shifted = max(0, budget_bytes - modelled)
@@ -485,29 +478,54 @@ def _choose(works: Sequence[_Work], sizes: Sizes, base: int, scheme: Scheme, bud
     if chosen.path is None:
         counts, fits = _on_grid(works, sizes, scheme, total, budget_bytes)
     else:
-        tables = tables or [_table(work) for work in works]
-        if guess is None:
-            first = chosen.path(sizes, tables)
-            guess = np.maximum(first.counts(shifted), even.counts(shifted))
-        prepare(guess)
+        if tables is None:
+            tables = [_table(work) for work in works]
+            prepare(np.maximum(chosen.path(sizes, tables).counts(shifted), even.counts(shifted)))
         if works[0].seed is not None:
             counts, fits = walked(chosen.path(sizes, tables))
         elif chosen is al.GLOBAL:
             counts, fits = _by_threshold(works, sizes, prepare, walked)
             return _sent_at(works, counts)
         else:
-            refined = [_refined(work, table) for work, table in zip(works, tables, strict=True)]
-            counts, fits = walked(chosen.path(sizes, refined), al.FINE_SLACK)
+            tables = [_refined(work, table) for work, table in zip(works, tables, strict=True)]
+            counts, fits = walked(chosen.path(sizes, tables), al.FINE_SLACK)
     sent = _send(works, counts)
     if not fits:
         return counts, sent
     if scheme.joint:
-        return _or_uniform(works, sizes, base, budget_bytes, tables or [], counts, sent)
+        return _or_uniform(works, sizes, base, budget_bytes, tables or (), counts, sent)
     even_counts, _ = walked(even)
     even_sent = _send(works, even_counts)
     if math.fsum(p.error_sq for p in even_sent) < math.fsum(p.error_sq for p in sent):
         return even_counts, even_sent
     return counts, sent
+
+
+def _precision(
+    works: Sequence[_Work], sizes: Sizes, budget: float, prepare: Callable[[Counts], None]
+) -> tuple[Sizes, list[ErrorTable]]:
+    """Set the precision of each layer: (sizes with it, tables with its rounding error)."""
+    rough = [_table(work) for work in works]
+    prepare(pr.rough_counts(sizes, rough, budget))
+    tables = [_sampled(work, table) for work, table in zip(works, rough, strict=True)]
+    codings = (BF16, *FITTED)
+    widths = [pr.Width(c.itemsize, c.overhead_bytes, c.bits if c.fitted else 0) for c in codings]
+    precision = pr.choose(sizes, tables, widths, budget)
+    for work, at in zip(works, precision.option.tolist(), strict=True):
+        work.write_as(codings[at])
+    prepare(precision.counts)
+    return replace(sizes, itemsize=np.array([work.coding.itemsize for work in works])), precision.tables
+
+
+def _sampled(work: _Work, table: ErrorTable) -> ErrorTable:
+    """The table refined where candidates are known, with a sample for fitted levels."""
+    found = work.found
+    if table.known == work.d and table.magnitudes is not None:
+        return al.with_sample(table, work.d, table.magnitudes)
+    if found is None or found.magnitudes.size < min(TOP, work.d):
+        return al.with_sample(table, work.d, np.sort(candidates(work.x, TOP, squares=False).magnitudes))
+    ascending = np.sort(found.magnitudes)
+    return al.with_sample(al.refined_table(table, work.d, ascending, found.rest_sq), work.d, ascending)
 
 
 def _or_uniform(
@@ -604,21 +622,21 @@ def _grid_errors(work: _Work, counts: Counts, measure: str) -> NDArray[np.float6
     return np.sqrt(errors) if measure == "plain" else np.asarray(errors, dtype=np.float64)
 
 
-def _table(work: _Work, *, sample: bool = False) -> ErrorTable:
+def _table(work: _Work) -> ErrorTable:
     if work.seed is not None:
         return ErrorTable(np.array([0.0, work.d]), np.array([0.0, work.norm_sq]))
-    table = al.error_table(work.x, sample=sample)
-    largest = float(table.sample.descending[0]) if table.sample is not None else 0.0
-    if not (math.isfinite(float(table.errors[-1])) and math.isfinite(largest)):
+    table = al.error_table(work.x)
+    if not math.isfinite(float(table.errors[-1])):
         _refuse(work.layer, work.x)
     return table
 
 
 def _refined(work: _Work, table: ErrorTable) -> ErrorTable:
+    """The table made exact where the candidates are known, unless it is already."""
     found = work.found
-    if found is None or work.d + 1 == table.counts.size:
+    if found is None or table.known >= found.magnitudes.size:
         return table
-    return al.refined_table(table, work.d, found.magnitudes, found.rest_sq)
+    return al.refined_table(table, work.d, np.sort(found.magnitudes), found.rest_sq)
 
 
 class _Shifted:

@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from compression.errors import WireError
 from compression.indices import unpack_bits
 
-SAMPLE, TOP = 4096, 1024
+SAMPLE, TOP = 2048, 512  # magnitudes from which a loss is estimated: in steps, and the largest in full
+FIT_SAMPLE, FIT_TOP = 4096, 1024  # the same for the levels themselves
 ITERATIONS = 4
 Buffer = bytes | bytearray | memoryview
 
@@ -135,42 +136,62 @@ class Sample:
 
 
 def sample_of(magnitudes: NDArray[Any]) -> Sample:
-    """A sample of these magnitudes: the TOP largest, and about SAMPLE of the others; all if there are few."""
+    """A sample of these magnitudes: the FIT_TOP largest, and about FIT_SAMPLE of the others; all if there are few."""
     n = magnitudes.size
-    if n <= SAMPLE + TOP:
+    if n <= FIT_SAMPLE + FIT_TOP:
         return Sample.of(np.sort(magnitudes), magnitudes[:0], 1.0)
-    parted = np.partition(magnitudes, n - TOP)
-    stride = (n - TOP) // SAMPLE
-    return Sample.of(np.sort(parted[n - TOP :]), np.sort(magnitudes[::stride]), float(stride))
+    parted = np.partition(magnitudes, n - FIT_TOP)
+    stride = (n - FIT_TOP) // FIT_SAMPLE
+    return Sample.of(np.sort(parted[n - FIT_TOP :]), np.sort(magnitudes[::stride]), float(stride))
 
 
-def _thresholds(magnitudes: NDArray[Any], bits: int) -> NDArray[np.float64]:
-    """Ascending bounds between the cells, shape (2**(b-1) - 1,)."""
+def _bounds(magnitudes: NDArray[Any], bits: int) -> tuple[NDArray[np.float64], bool]:
+    """(ascending bounds between the cells, shape (2**(b-1) - 1,); whether each magnitude has a level of its own)."""
     levels = level_count(bits)
-    few = np.unique(magnitudes[:: max(1, magnitudes.size // SAMPLE)])
+    few = np.unique(magnitudes[:: max(1, magnitudes.size // FIT_SAMPLE)])
     if few.size <= levels:
         few = np.unique(magnitudes)
     if few.size <= levels:  # a level for each: nothing is lost, and coding twice changes nothing
         padded = np.concatenate((few, np.full(levels - few.size, few[-1]))).astype(np.float64)
-        return np.asarray((padded[1:] + padded[:-1]) / 2)
+        return np.asarray((padded[1:] + padded[:-1]) / 2), True
     sample = sample_of(magnitudes)
     descending = sample.descending
     ends = sample.settled(sample.cuts(np.array([descending.size]), bits)[0], ITERATIONS)[1:-1]
     beyond = np.minimum(ends, descending.size - 1)
-    return np.asarray((descending[np.maximum(ends, 1) - 1] + descending[beyond]) / 2)[::-1]
+    return np.asarray((descending[np.maximum(ends, 1) - 1] + descending[beyond]) / 2)[::-1], False
 
 
-def fit(values: NDArray[Any], bits: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Levels, ascending, shape (2**(b-1),), and the code of each value, shape (n,)."""
+def _cells(magnitudes: NDArray[Any], bounds: NDArray[np.float64]) -> NDArray[Any]:
+    """How many bounds lie below each magnitude; of many float32 by a table over their upper 16 bits.
+
+    The table sees magnitudes and bounds as bf16 cuts them off: a bound moves by less than 2**-7 of itself.
+    """
+    if magnitudes.dtype != np.float32 or magnitudes.size < 8192:
+        return np.searchsorted(bounds, magnitudes, side="left")
+    edges = (bounds.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.int64)
+    first = int(edges[0])
+    table = np.searchsorted(edges, np.arange(first, int(edges[-1]) + 2), side="left").astype(np.uint8)
+    upper = (magnitudes.view(np.uint32) >> np.uint32(16)).astype(np.int32)
+    upper -= np.int32(first)
+    np.clip(upper, 0, table.size - 1, out=upper)
+    return np.asarray(table[upper])
+
+
+def fit(values: NDArray[Any], bits: int) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """Levels, ascending, shape (2**(b-1),), and the code of each value, small integers, shape (n,)."""
     levels = level_count(bits)
     magnitudes = np.abs(values)
-    bounds = _thresholds(magnitudes, bits)
-    cell = np.searchsorted(bounds, magnitudes, side="left") if bounds.size else np.zeros(values.size, np.int64)
+    bounds, own = _bounds(magnitudes, bits)
+    if not bounds.size:
+        cell: NDArray[Any] = np.zeros(values.size, np.uint8)
+    else:
+        cell = np.searchsorted(bounds, magnitudes, side="left") if own else _cells(magnitudes, bounds)
     count = np.bincount(cell, minlength=levels)
     total = np.bincount(cell, weights=magnitudes, minlength=levels)
     mean = np.divide(total, count, out=np.zeros(levels), where=count > 0)
     filled = np.maximum.accumulate(mean)  # an empty cell repeats the level below it
-    codes = cell.astype(np.int64) | (np.signbit(values).astype(np.int64) << (bits - 1))
+    codes = cell.astype(np.uint8)
+    codes |= np.signbit(values).view(np.uint8) << np.uint8(bits - 1)
     return filled, codes
 
 
@@ -183,8 +204,5 @@ def values_of(data: Buffer, n: int, bits: int, levels: NDArray[Any]) -> NDArray[
     packed = np.frombuffer(data, dtype=np.uint8, count=(n * bits + 7) // 8)
     if n * bits % 8 and packed[-1] & ((1 << (8 - n * bits % 8)) - 1):
         raise WireError("value stream", "padding of the codes is not zero")
-    codes = unpack_bits(packed, n, bits)
-    values: NDArray[Any] = levels[codes & (level_count(bits) - 1)]
-    negative = (codes >> (bits - 1)).astype(np.bool_)
-    np.negative(values, out=values, where=negative)
-    return values
+    signed = np.concatenate((levels, -levels))
+    return np.asarray(signed[unpack_bits(packed, n, bits)])

@@ -23,7 +23,8 @@ from compression.allocation import Counts, ErrorTable, Sizes, grids, index_bytes
 
 HALVINGS = 100.0  # a byte that saves 2**-100 of all error is worth nothing
 STEPS = 30
-EVERY = 3  # points of the grid at which the loss of levels is estimated; between them it is interpolated
+ROUGH_BITS, ROUGH_EXCESS = 3, 1.15
+EVERY = 5  # points of the grid at which the loss of levels is estimated; between them it is interpolated
 
 Floats = NDArray[np.float64]
 
@@ -99,6 +100,14 @@ def choose(sizes: Sizes, tables: Sequence[ErrorTable], widths: Sequence[Width], 
         for layer, (table, row, at) in enumerate(zip(tables, k, option.tolist(), strict=True))
     ]
     return Precision(option, precise, k[np.arange(len(k)), bounds[best].beyond % places])
+
+
+def rough_counts(sizes: Sizes, tables: Sequence[ErrorTable], budget: float) -> Counts:
+    """About what K of each layer will be, and rather more, before losses are known: at ROUGH_BITS a value."""
+    k = grids(sizes.floor, sizes.cap)
+    width = Width(ROUGH_BITS / 8, 0, 0)
+    met = _meet(_points(sizes, tables, (width,), k, np.zeros((1, *k.shape))), budget)
+    return np.minimum(sizes.cap, np.asarray(ROUGH_EXCESS * k[np.arange(len(k)), met.beyond]).astype(np.int64))
 
 
 def _lost(table: ErrorTable, k: NDArray[np.int64], widths: Sequence[Width]) -> Floats:

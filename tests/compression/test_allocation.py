@@ -103,10 +103,10 @@ def test_error_table_is_exact_for_small_layers(kind: str, dtype: str) -> None:
 
 
 def test_small_errors_are_not_lost_in_the_total() -> None:
-    # One element of 1e6 and 61,000 of sqrt(1e-5): the error of Top-1 is .61, under half an ulp of 1e12 in float32.
-    x = np.full(61_001, np.sqrt(1e-5), dtype=np.float32)
+    # One element of 1e6 and 16,000 of sqrt(1e-5): the error of Top-1 is .16, under half an ulp of 1e12 in float32.
+    x = np.full(16_001, np.sqrt(1e-5), dtype=np.float32)
     x[77] = 1e6
-    assert error_table(x).at(np.array([1]), x.size)[0] == pytest.approx(0.61, rel=1e-4)
+    assert error_table(x).at(np.array([1]), x.size)[0] == pytest.approx(0.16, rel=1e-4)
 
 
 def test_sampled_tables_are_close_and_refined_ones_exact() -> None:
@@ -118,7 +118,7 @@ def test_sampled_tables_are_close_and_refined_ones_exact() -> None:
     k = np.array([300, 3000, 30_000, 150_000])
     assert table.at(k, d) == pytest.approx(true[d - k], rel=0.03)
     found = candidates(x, 4000)
-    refined = refined_table(table, d, found.magnitudes, found.rest_sq)
+    refined = refined_table(table, d, np.sort(found.magnitudes), found.rest_sq)
     assert refined.at(k[:2], d) == pytest.approx(true[d - k[:2]], rel=1e-9)
     assert refined.at(k[2:], d) == pytest.approx(true[d - k[2:]], rel=0.03)
     assert bool(np.all(np.diff(refined.counts) >= 0))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from compression import Scheme, compress, decode
-from compression.allocation import Sizes, error_table, modelled_bytes
+from compression.allocation import Sizes, error_table, modelled_bytes, with_sample
 from compression.errors import WireError
 from compression.levels import Sample, fit, level_count, sample_of
 from compression.precision import Width, choose
@@ -102,7 +102,7 @@ def test_widths_are_the_best_of_all_by_brute_force() -> None:
     x = [vector("gauss", 400, "float64", 1), 5 * vector("heavy", 300, "float64", 2)]
     d = np.array([400, 300])
     sizes = Sizes(d, np.full(2, 2.0), np.array([1, 1]), d)
-    tables = [error_table(v, sample=True) for v in x]
+    tables = [with_sample(error_table(v), v.size, np.sort(np.abs(v))) for v in x]
     widths = [Width(2.0, 0, 0), *(Width(c.itemsize, c.overhead_bytes, c.bits) for c in FITTED)]
     points: list[list[tuple[float, float]]] = []
     for table, n in zip(tables, d.tolist(), strict=True):
