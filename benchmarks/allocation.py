@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.codec import conditions, inputs
+from benchmarks import vectors
+from benchmarks.codec import conditions
 from compression import Scheme, compress
 from compression.allocation import ALLOCATIONS
 
@@ -48,7 +49,7 @@ class Row:
 
 def run(repeat: int, json_path: Path | None) -> int:
     """Measure, print the table, write the JSON; returns 0."""
-    layout, header, x = inputs()
+    layout, header, x = vectors.prepared(vectors.t3())
     dense = 4 * sum(v.size for v in x)
     norm_sq = sum(float(np.sum(v.astype(np.float64) ** 2)) for v in x)
     rows: list[Row] = []
