@@ -45,7 +45,8 @@ class RunConfig(BaseModel):
     stop_at_target: bool = Field(True, description="whether it stops there")
     run_dir: str = Field("", description='absolute folder for results; "": ~/.kimad/runs/<run id>')
 
-    operator: str = Field("topk", description="what cuts a message: topk, randk or identity (nothing does)")
+    operator: str = Field("topk", description="what cuts a message: topk, randk, quant, ... (docs/operators.md)")
+    operator_args: str = Field("", description='arguments of quant, round, sign, lowrank: "bits = 4, block = 256"')
     allocation: str = Field(
         "hull", description="split over layers: hull, knapsack, global, uniform (docs/allocation.md)"
     )
@@ -108,6 +109,7 @@ class RunConfig(BaseModel):
             late=self.late,
             give_up_after=self.give_up_after,
             operator=self.operator,
+            operator_args=self.operator_args,
             allocation=self.allocation,
             values=self.values,
             floor=self.floor,

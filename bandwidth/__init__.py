@@ -1,6 +1,5 @@
 """Bandwidth: links, samples, estimators, the budget rule and the arithmetic of a simulated round; pure functions."""
 
-from bandwidth._arguments import arguments
 from bandwidth.budget import (
     asymmetric_budget_bytes,
     one_rate_budget_bytes,
@@ -26,6 +25,7 @@ from bandwidth.samples import Sample
 from bandwidth.sinusoid import SinusoidLink
 from bandwidth.trace import Trace, TraceLink
 from bandwidth.trace_files import Columns, read_trace
+from compression.arguments import arguments
 
 __all__ = [
     "ESTIMATORS",

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bandwidth._arguments import Parameter, checked
 from bandwidth._registry import Registry
 from bandwidth.drift import STABLE, DriftLink
 from bandwidth.links import ClientLinks, ConstantLink, Link, rate_problem
@@ -19,6 +18,7 @@ from bandwidth.outages import OutageLink
 from bandwidth.sinusoid import SinusoidLink
 from bandwidth.trace import TraceLink
 from bandwidth.trace_files import FORMATS, Columns, TracePair, TraceReader
+from compression.arguments import Parameter, checked
 from compression.errors import ConfigError, unknown_name
 from compression.randomness import permutation, uniforms
 

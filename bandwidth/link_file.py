@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from bandwidth._arguments import Parameter, checked
 from bandwidth.kinds import LINK_KINDS, LinkPlan, plan_links, rank
 from bandwidth.links import ClientLinks
+from compression.arguments import Parameter, checked
 from compression.errors import ConfigError
 
 MAX_BYTES = 2**20

@@ -239,6 +239,7 @@ def _compress(
     )
     scheme = Scheme(
         operator=request.operator,
+        operator_args=request.operator_args,
         allocation=request.allocation,
         values=request.values,
         ratio=request.ratio,

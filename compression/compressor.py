@@ -25,11 +25,12 @@ from compression import allocation as al
 from compression import knapsack
 from compression import precision as pr
 from compression.allocation import ALLOCATIONS, Counts, ErrorTable, Sizes
+from compression.coded import CODED, Arguments, Key, arguments_of
 from compression.errors import ConfigError, LayoutError, UpdateError, unknown_name
 from compression.indices import rice_bytes_bound, rice_parameter, seeded_support
 from compression.layout import Layer, Layout
 from compression.levels import TOP
-from compression.operators import OPERATORS
+from compression.operators import IDENTITY, NAMED, OPERATORS, Operator
 from compression.randomness import words
 from compression.selection import Buffers, Candidates, candidates, largest, sum_squares
 from compression.values import BF16, FITTED, VALUES, ValueCoding, coding_for
@@ -71,6 +72,9 @@ class Scheme:
             count, below 1 a share of the layer. The first pattern that fits wins, else `floor`.
         errors: what knapsack adds up over the layers: "squared" errors, or "plain" norms.
         unit: what a budget counts: "bytes", or "coordinates".
+        operator_args: arguments of a coded operator, such as `p = inf, block = 256` (compression/coded.py).
+        contractive: an operator that is unbiased is used in its contractive form, as EF21 needs it:
+            divided by 1 + omega, or without chance; else as it is, as DIANA needs it.
 
     Raises:
         ConfigError: all problems together.
@@ -84,10 +88,12 @@ class Scheme:
     floors: Floors = ()
     errors: str = "squared"
     unit: str = "bytes"
+    operator_args: str = ""
+    contractive: bool = True
 
     def __post_init__(self) -> None:
         problems: list[str] = []
-        for check in (lambda: OPERATORS[self.operator], lambda: ALLOCATIONS[self.allocation], self._check_values):
+        for check in (lambda: self.made, lambda: ALLOCATIONS[self.allocation], self._check_values):
             try:
                 check()
             except ConfigError as error:
@@ -106,7 +112,7 @@ class Scheme:
     @property
     def joint(self) -> bool:
         """Whether a budget decides the precision of values, too."""
-        operator = OPERATORS[self.operator]
+        operator = self.what
         return (
             self.values == AUTO
             and self.unit == "bytes"
@@ -114,6 +120,23 @@ class Scheme:
             and operator.adaptive
             and not operator.seeded
         )
+
+    @property
+    def what(self) -> Operator:
+        """The operator; of a named case, the one that it is a configuration of."""
+        return OPERATORS[NAMED.get(self.operator, (self.operator, ""))[0]]
+
+    @property
+    def made(self) -> Arguments:
+        """Arguments of a coded operator."""
+        name, given = NAMED.get(self.operator, (self.operator, ""))
+        if name not in OPERATORS:
+            raise ConfigError(unknown_name("operator", name, sorted([*(o.name for o in OPERATORS), *NAMED])))
+        if OPERATORS[name].coded:
+            return arguments_of(name, given, self.operator_args)
+        if self.operator_args:
+            raise ConfigError(f"operator-args = {self.operator_args!r}: operator {name!r} takes none")
+        return None
 
     def floor_of(self, layer: Layer) -> int:
         """Least K of a layer."""
@@ -128,7 +151,7 @@ class Scheme:
 
     def coding(self, layer: Layer) -> ValueCoding:
         """How values of this layer are written."""
-        name = OPERATORS[self.operator].values if self.values == AUTO else self.values
+        name = self.what.values if self.values == AUTO else self.values
         return coding_for(name, layer.dtype)
 
 
@@ -410,6 +433,36 @@ class _SeededWork(_Work):
         return k >= self.d or (self.goes_dense(k) and not self.counted)
 
 
+class _CodedWork(_Work):
+    """The same for an operator with a record of its own: there is no K to choose."""
+
+    __slots__ = ("body", "contractive", "key", "made", "operator")
+
+    def __init__(
+        self, layer: Layer, x: NDArray[Any], coding: ValueCoding, buffers: Buffers, scheme: Scheme, key: Key
+    ) -> None:
+        super().__init__(layer, x, coding, buffers, False)
+        self.operator, self.made, self.contractive, self.key = scheme.what, scheme.made, scheme.contractive, key
+        self.body = b""
+
+    def all(self) -> _Piece:
+        """The one record there is."""
+        norm_sq = sum_squares(self.x)
+        if not math.isfinite(norm_sq):
+            _refuse(self.layer, self.x)
+        coded = CODED[self.operator.name]
+        self.body = coded.encode(self.layer, self.x, self.made, self.contractive, self.key)
+        (support, values), _ = coded.decode(memoryview(self.body), self.layer)
+        left = self.x.copy()
+        if support is None:
+            error_sq = _error_sq(self.x, values)
+        else:
+            lost_sq = _error_sq(self.x[support], values)
+            left[support] = 0.0
+            error_sq = sum_squares(left) + lost_sq
+        return _Piece(LayerUpdate(support, values), error_sq, norm_sq, None, error_sq)
+
+
 def _error_sq(exact: NDArray[Any], rounded: NDArray[Any]) -> float:
     total = 0.0
     for start in range(0, exact.size, 1 << 16):
@@ -682,12 +735,14 @@ def compress(
     """
     layers = _checked(layout, difference)
     buffers = Buffers()
-    operator = OPERATORS[scheme.operator]
+    operator = scheme.what
     counted = scheme.unit == "coordinates"
     works: list[_Work] = []
     for at, (layer, x) in enumerate(zip(layers, difference, strict=True)):
         coding = scheme.coding(layer)
-        if operator.seeded:
+        if operator.coded and layer.size:
+            works.append(_CodedWork(layer, x, coding, buffers, scheme, Key(_layer_seed(seed, at), at)))
+        elif operator.seeded:
             works.append(_SeededWork(layer, x, coding, buffers, counted, _layer_seed(seed, at)))
         else:
             works.append(_Work(layer, x, coding, buffers, counted))
@@ -733,7 +788,7 @@ def compress(
         everything_fits=all(complete) and not miss,
         alpha=min(
             (
-                _kept_after_rounding(work, piece) * (1.0 if done else operator.alpha(k, work.d))
+                _alpha(work, piece, k, done, operator)
                 for work, piece, k, done in zip(works, sent, kept, complete, strict=True)
             ),
             default=1.0,
@@ -752,6 +807,15 @@ def _exceeds(scheme: Scheme, works: Sequence[_Work], cap: Counts, base: int, bud
     return _total(works, cap, base) > budget_bytes
 
 
+def _alpha(work: _Work, piece: _Piece, k: int, complete: bool, operator: Operator) -> float:
+    """Contraction factor of one layer: of chance in expectation, else as measured or as K says."""
+    if isinstance(work, _CodedWork):
+        if operator.unbiased and CODED[operator.name].omega is not None and work.made is not None:
+            return CODED[operator.name].alpha(work.made, work.layer)
+        return max(0.0, 1.0 - piece.error_sq / piece.norm_sq) if piece.norm_sq > 0 else 1.0
+    return _kept_after_rounding(work, piece) * (1.0 if complete else operator.alpha(k, work.d))
+
+
 def _kept_after_rounding(work: _Work, piece: _Piece) -> float:
     if work.coding.fitted:
         norm_sq = piece.norm_sq - (piece.error_sq - piece.lost_sq)  # of the values sent
@@ -766,9 +830,15 @@ def _items(
     whole: Mapping[str, NDArray[Any]] | None,
     scheme: Scheme,
 ) -> list[Item]:
-    operator = OPERATORS[scheme.operator]
+    operator = scheme.what
     items: list[Item] = [None] * len(layout.layers)
     for at, work, piece in zip(layout.compressed, works, sent, strict=True):
+        if isinstance(work, _CodedWork):
+            items[at] = Record(operator, work.coding, piece.update, body=work.body)
+            continue
+        if operator.coded:  # an empty layer
+            items[at] = Record(IDENTITY, work.coding, piece.update)
+            continue
         seed = None if piece.update.indices is None else work.seed
         items[at] = Record(operator, work.coding, piece.update, seed, piece.stream, piece.rice)
     if whole is not None:
@@ -786,10 +856,13 @@ def guaranteed_alpha(layout: Layout, scheme: Scheme) -> float:
     Deterministic, known before training; the rounding factor holds for values in the normal
     range of the coding (bf16: 1.2e-38 to 3.4e38).
     """
-    operator = OPERATORS[scheme.operator]
+    operator = scheme.what
     worst = 1.0
     for at in layout.compressed:
         layer = layout.layers[at]
+        if operator.coded:
+            worst = min(worst, CODED[operator.name].alpha(scheme.made, layer) if layer.size else 1.0)
+            continue
         coding = scheme.coding(layer)
         exact = 1.0 if coding.itemsize == layer.itemsize else 1.0 - coding.roundoff**2
         worst = min(worst, exact * operator.alpha(scheme.floor_of(layer), layer.size))
@@ -810,11 +883,14 @@ def smallest_bytes(layout: Layout, header: Header, scheme: Scheme, *, whole: boo
     Returns:
         bytes; the true smallest message depends on the support and may be a few bytes shorter.
     """
-    operator = OPERATORS[scheme.operator]
+    operator = scheme.what
     total = header_bytes(header)
     for layer in layout.layers:
         if layer.whole:
             total += whole_record_bytes(layer) if whole else 2
+            continue
+        if operator.coded and layer.size:
+            total += 1 + CODED[operator.name].most_bytes(scheme.made, layer)
             continue
         coding = scheme.coding(layer)
         dense = dense_record_bytes(layer.size, coding)

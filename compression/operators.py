@@ -6,12 +6,18 @@
 | 1   | topk     | the K entries of largest magnitude     | contractive, alpha = K/d     |
 | 2   | identity | everything                             | contractive and unbiased     |
 | 3   | randk    | K entries drawn from a seed, unscaled  | contractive, alpha = K/d     |
+| 4   | quant    | levels of a block's norm, at random    | unbiased; scaled contractive |
+| 5   | round    | the nearest level of a block's largest | contractive                  |
+| 6   | sign     | a block's mean magnitude, and signs    | contractive                  |
+| 7   | natural  | powers of two                          | unbiased, or contractive     |
+| 8   | lowrank  | factors of a matrix                    | contractive in expectation   |
 | 255 |          | whole layer, raw                       |                              |
 
 Contractive with alpha: E||C(x) - x||^2 <= (1 - alpha) ||x||^2; for randk the expectation is over
 its draw. Multiplied by d/K it would be unbiased with omega = d/K - 1, as DIANA needs, and not
-contractive; EF21 needs it as it is. Sources: TopK, Stich et al. 2018; RandK, Richtarik et al.,
-EF21 (2021).
+contractive; EF21 needs it as it is. 4 to 8 have a record of their own and no K: coded.py has their
+formulas and sources. Named cases are configurations of these (NAMED). Sources: TopK, Stich et al.
+2018; RandK, Richtarik et al., EF21 (2021).
 """
 
 from __future__ import annotations
@@ -36,7 +42,8 @@ class Operator:
         adaptive: has a K that an allocation chooses; else it always sends everything.
         values: value coding that "auto" stands for.
         seeded: positions come from a seed, not from the values; the seed travels instead of them.
-        alpha: (K, d) -> contraction factor in (0, 1] before values are rounded.
+        alpha: (K, d) -> contraction factor in (0, 1] before values are rounded; of coded operators, coded.py.
+        coded: has a record of its own.
     """
 
     id: int
@@ -47,6 +54,7 @@ class Operator:
     values: str
     seeded: bool
     alpha: Callable[[int, int], float]
+    coded: bool = False
 
 
 def _share_alpha(k: int, d: int) -> float:
@@ -61,3 +69,15 @@ OPERATORS: Registry[Operator] = Registry("operator")
 TOPK = OPERATORS.register(Operator(1, "topk", True, False, True, "bf16", False, _share_alpha))
 IDENTITY = OPERATORS.register(Operator(2, "identity", True, True, False, "native", False, _all_alpha))
 RANDK = OPERATORS.register(Operator(3, "randk", True, False, True, "bf16", True, _share_alpha))
+QUANT = OPERATORS.register(Operator(4, "quant", True, True, False, "native", False, _all_alpha, coded=True))
+ROUND = OPERATORS.register(Operator(5, "round", True, False, False, "native", False, _all_alpha, coded=True))
+SIGN = OPERATORS.register(Operator(6, "sign", True, False, False, "native", False, _all_alpha, coded=True))
+NATURAL = OPERATORS.register(Operator(7, "natural", True, True, False, "native", False, _all_alpha, coded=True))
+LOWRANK = OPERATORS.register(Operator(8, "lowrank", True, False, False, "native", False, _all_alpha, coded=True))
+
+NAMED = {
+    "terngrad": ("quant", "p = inf, levels = 1"),
+    "qsgd": ("quant", "p = 2, levels = 4"),
+    "one-bit-qsgd": ("quant", "p = 2, levels = 1"),
+}
+"""Configurations of operators that have a name of their own; further arguments may follow these."""

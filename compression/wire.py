@@ -25,6 +25,11 @@ All numbers are little-endian. A varint is unsigned LEB128 in its shortest form,
 | index stream                 |        | `indices`; not when dense or absent               |
 | value stream                 |        | K (dense: d) values, `values`; not when absent    |
 
+| record of a coded layer      | bytes  | what                                              |
+|------------------------------|--------|---------------------------------------------------|
+| operator                     | 1      | 4 to 8                                            |
+| body                         |        | `coded`                                           |
+
 | record of a whole layer      | bytes  | what                                              |
 |------------------------------|--------|---------------------------------------------------|
 | operator                     | 1      | 255, or 0 when absent                             |
@@ -52,6 +57,7 @@ from numpy.typing import NDArray
 
 from compression import indices as ix
 from compression import values as vx
+from compression.coded import CODED
 from compression.errors import LayoutError, UpdateError, WireError
 from compression.layout import Layer, Layout
 from compression.operators import NONE, OPERATORS, WHOLE, Operator
@@ -165,6 +171,7 @@ class Record:
         seed: what the positions were drawn from, in [0, 2**32), for a seeded operator; else None.
         stream: `coding.encode` of the values, where it is known already.
         rice: parameter of the index stream, where it is known already.
+        body: of a coded operator; `update` must be what it decodes to.
     """
 
     operator: Operator
@@ -173,6 +180,7 @@ class Record:
     seed: int | None = None
     stream: bytes | None = None
     rice: int | None = None
+    body: bytes | None = None
 
 
 Item = Record | NDArray[Any] | None
@@ -255,7 +263,8 @@ def seeded_record_bytes(k: int, coding: ValueCoding) -> int:
 def largest_bytes(layout: Layout) -> int:
     """No legal message of this layout is longer."""
     header = 21 + 5 * _VARINT_MAX + 9 * len(Slot) + CHECKSUM_BYTES
-    return header + 2 * len(layout.layers) + layout.dense_bytes
+    # A coded layer with blocks of 1 takes a norm as wide as its value and a level of up to 15 bits for each.
+    return header + 32 * len(layout.layers) + 2 * layout.dense_bytes
 
 
 def _item_bytes(layer: Layer, item: Item) -> int:
@@ -263,6 +272,8 @@ def _item_bytes(layer: Layer, item: Item) -> int:
         return len(_ABSENT)
     if not isinstance(item, Record):
         return whole_record_bytes(layer)
+    if item.body is not None:
+        return 1 + len(item.body)
     dense = dense_record_bytes(layer.size, item.coding)
     if item.update.indices is None:
         return dense
@@ -328,6 +339,11 @@ def _check_record(layer: Layer, record: Record) -> None:
     update = record.update
     if layer.whole:
         raise UpdateError(layer.name, None, "a whole layer needs an array, got a Record")
+    if record.operator.coded != (record.body is not None):
+        raise UpdateError(layer.name, None, f"operator {record.operator.name} with body {record.body!r}")
+    if record.body is not None:
+        _check_body(layer, record, record.body)
+        return
     if record.coding.itemsize > layer.itemsize:
         raise UpdateError(layer.name, None, f"{record.coding.name} is wider than {layer.dtype}")
     if update.values.dtype != np.dtype(layer.dtype):
@@ -351,6 +367,18 @@ def _check_record(layer: Layer, record: Record) -> None:
         raise UpdateError(layer.name, None, f"indices must ascend within 0 to {layer.size - 1}")
 
 
+def _check_body(layer: Layer, record: Record, body: bytes) -> None:
+    try:
+        (support, values), used = CODED[record.operator.name].decode(memoryview(body), layer)
+    except WireError as error:
+        raise UpdateError(layer.name, None, f"its body is no {record.operator.name}: {error}") from error
+    told = record.update
+    places = [np.empty(0, np.int64) if at is None else at for at in (support, told.indices)]
+    same = (support is None) == (told.indices is None) and np.array_equal(places[0], places[1])
+    if used != len(body) or not same or values.tobytes() != told.values.tobytes():
+        raise UpdateError(layer.name, None, "the update is not what the body decodes to")
+
+
 def first_non_finite(x: NDArray[Any]) -> tuple[int, str] | None:
     """Flat position and name ("NaN", "+Inf", "-Inf") of the first value that is not finite, or None."""
     bad = np.flatnonzero(~np.isfinite(x.reshape(-1)))
@@ -370,6 +398,8 @@ def _require_finite(layer: Layer, x: NDArray[Any]) -> None:
 
 
 def _encode_record(layer: Layer, record: Record, verified: bool) -> list[bytes]:
+    if record.body is not None:
+        return [bytes((record.operator.id,)), record.body]
     update, coding, d = record.update, record.coding, layer.size
     support, values = update.indices, update.values
     if not verified:
@@ -504,6 +534,9 @@ def _read_update(reader: _Reader, layer: Layer) -> LayerUpdate | None:
     operator = OPERATORS.by_id(lead[0])
     if operator is None:
         raise WireError(f"operator of {layer.name!r}", f"{lead[0]} is none that this side knows")
+    if operator.coded:
+        reader.at -= 1
+        return _read_coded(reader, layer, operator)
     how, coding = lead[1] >> 4, VALUES.by_id(lead[1] & 15)
     if coding is None or coding.itemsize > layer.itemsize:
         raise WireError(f"coding of {layer.name!r}", f"value coding {lead[1] & 15} for {layer.dtype}")
@@ -524,6 +557,17 @@ def _read_update(reader: _Reader, layer: Layer) -> LayerUpdate | None:
         raise WireError(f"{error.field} of {layer.name!r}", error.detail) from None
     reader.at += used
     return LayerUpdate(support, _read_values(reader, layer, coding, k))
+
+
+def _read_coded(reader: _Reader, layer: Layer, operator: Operator) -> LayerUpdate:
+    try:
+        (support, values), used = CODED[operator.name].decode(reader.data[reader.at :], layer)
+    except WireError as error:
+        raise WireError(f"{error.field} of {layer.name!r}", error.detail) from None
+    reader.at += used
+    if not bool(np.isfinite(values).all()):
+        raise WireError(f"values of {layer.name!r}", "a value is not finite")
+    return LayerUpdate(support, values)
 
 
 def _read_whole(reader: _Reader, layer: Layer) -> NDArray[Any] | None:

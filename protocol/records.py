@@ -132,7 +132,7 @@ class NodeRequest:
         assignments: one for each of the node's clients that is asked.
         model: the downlink blob (train, evaluate), else None.
         layout_json: the layout (hello), else None; the blob names it by digest.
-        operator, allocation, values, ratio, floor, errors, unit: how to compress (compression.Scheme).
+        operator, operator_args, allocation, values, ratio, floor, errors, unit: how to compress (compression.Scheme).
         floors: floors of single layers, as compression.parse_floors reads them.
         estimator: name of the client's own rate estimator.
         durability: "process" (a killed process loses nothing) or "full" (nor does a power cut).
@@ -147,6 +147,7 @@ class NodeRequest:
     model: bytes | None = None
     layout_json: str | None = None
     operator: str = "topk"
+    operator_args: str = ""
     allocation: str = "hull"
     values: str = "auto"
     ratio: float | None = None
@@ -303,8 +304,9 @@ def write_request(request: NodeRequest) -> RecordDict:
         head[name] = getattr(request, name)
     if request.ratio is not None:
         head["ratio"] = request.ratio
-    if request.floors:  # Flower cannot count the bytes of an empty text
-        head["floors"] = request.floors
+    for name in ("floors", "operator_args"):
+        if text := getattr(request, name):  # Flower cannot count the bytes of an empty text
+            head[name] = text
     if request.layout_json is not None:
         head["layout"] = request.layout_json
     content = RecordDict({MESSAGE: head, CLIENTS: columns.pack(request.assignments)})
@@ -347,6 +349,7 @@ def read_request(content: RecordDict) -> NodeRequest:
         model=_unblob(content.array_records[MODEL].get("model"), MODEL) if MODEL in content.array_records else None,
         layout_json=_scalar(head, "layout", str) if "layout" in head else None,
         floors=_scalar(head, "floors", str) if "floors" in head else "",
+        operator_args=_scalar(head, "operator_args", str) if "operator_args" in head else "",
         ratio=_scalar(head, "ratio", float) if "ratio" in head else None,
         config=dict(content.config_records.get(CONFIG, ConfigRecord())),  # type: ignore[arg-type]
         **scalars,  # type: ignore[arg-type]

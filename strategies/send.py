@@ -114,6 +114,7 @@ class Sender:
             model=model,
             layout_json=self.layout.to_json() if kind == "hello" else None,
             operator=s.operator,
+            operator_args=s.operator_args,
             allocation=s.allocation,
             values=s.values,
             ratio=s.ratio,

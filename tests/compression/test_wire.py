@@ -28,9 +28,10 @@ from compression import (
     predicted_bytes,
     tag4,
 )
+from compression.coded import CODED, Key
 from compression.errors import LayoutError, UpdateError, WireError
 from compression.indices import seeded_support
-from compression.operators import IDENTITY, OPERATORS, TOPK
+from compression.operators import IDENTITY, OPERATORS, TOPK, Operator
 from compression.values import BF16, FP32, FP64, VALUES
 from compression.wire import Item, header_bytes, largest_bytes
 from tests.compression.support import dense_of, flat_layout, header_of, same_update
@@ -78,6 +79,20 @@ def test_framing_of_a_one_layer_message() -> None:
     assert len(blob) == header_bytes(header) + 2 + 1 + 2 + 4
 
 
+def whole_of(layer: Layer) -> LayerUpdate:
+    return LayerUpdate(None, np.zeros(layer.size, layer.dtype))
+
+
+def coded_record(layer: Layer, operator: Operator, rng: np.random.Generator) -> Record:
+    x = (rng.standard_normal(layer.size) * 10.0 ** rng.integers(-30, 30)).astype(layer.dtype)
+    coded = CODED[operator.name]
+    made = coded.make({name: parameter.default for name, parameter in coded.parameters.items()})
+    body = coded.encode(layer, x, made, bool(rng.integers(2)), Key(int(rng.integers(2**32)), 3))
+    (support, values), used = coded.decode(memoryview(body), layer)
+    assert used == len(body) <= coded.most_bytes(made, layer)
+    return Record(operator, FP32, LayerUpdate(support, values), body=body)
+
+
 @st.composite
 def messages(draw: st.DrawFn) -> tuple[Layout, Header, list[Item]]:
     layers: list[Layer] = []
@@ -98,6 +113,8 @@ def messages(draw: st.DrawFn) -> tuple[Layout, Header, list[Item]]:
             if seed is not None and support is not None:
                 support = seeded_support(seed, support.size, layer.size)
             record = Record(operator, coding, LayerUpdate(support, values), seed)
+            if operator.coded:
+                record = coded_record(layer, operator, rng) if layer.size else Record(IDENTITY, FP32, whole_of(layer))
             items.append(None if draw(st.integers(0, 5)) == 0 else record)
         else:
             dtype = draw(st.sampled_from(["bool", "int8", "uint16", "int64", "float16", "float32", "complex64"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bandwidth import arguments
-from bandwidth._arguments import Parameter, checked
+from compression.arguments import Parameter, checked
 from compression.errors import ConfigError
 
 WANTED = {
