@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 
 from compression.arguments import Parameter, arguments, checked
 from compression.errors import ConfigError, WireError
+from compression.frames import read_varint, varint
 from compression.layout import Layer
 from compression.level_coding import (
     decode_exponents,
@@ -130,18 +131,6 @@ def arguments_of(name: str, *texts: str) -> Arguments:
     return coded.make(checked(given, coded.parameters, what))
 
 
-# ---- varints ----------------------------------------------------------------------------------
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number >= 128:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
 class _Reader:
     """A cursor over a body from a peer."""
 
@@ -155,17 +144,9 @@ class _Reader:
         return self.data[self.at - 1]
 
     def varint(self, least: int, most: int, what: str) -> int:
-        number = 0
-        for place in range(9):
-            byte = self.byte()
-            number |= (byte & 127) << (7 * place)
-            if byte < 128:
-                if place and byte == 0:
-                    raise WireError(what, "a number is not in its shortest form")
-                if not least <= number <= most:
-                    raise WireError(what, f"{number}, expected {least} to {most}")
-                return number
-        raise WireError(what, "a number is longer than 63 bits")
+        number, used = read_varint(self.rest(), what, least, most)
+        self.at += used
+        return number
 
     def rest(self) -> memoryview:
         return self.data[self.at :]
@@ -194,7 +175,7 @@ def _make_sign(args: Mapping[str, Any]) -> Quantiser:
 def _write_levels(q: Quantised, layer: Layer) -> bytes:
     mode, stream = encode_levels(q.levels, q.quantiser.levels)
     coding = FP16 if q.quantiser.norms == "fp16" else _NATIVE[layer.dtype]
-    head = bytes((mode << 4 | coding.id,)) + _varint(q.quantiser.levels) + _varint(q.quantiser.block)
+    head = bytes((mode << 4 | coding.id,)) + varint(q.quantiser.levels) + varint(q.quantiser.block)
     return head + encode_norms(q) + stream
 
 
@@ -377,11 +358,11 @@ def _lowrank(layer: Layer, x: NDArray[Any], made: int, contractive: bool, key: K
             basis = matrix @ (matrix.T @ np.linalg.qr(basis)[0])
         p = np.linalg.qr(basis)[0].T.astype(layer.dtype)
         q = (largest * (matrix.T @ p.T.astype(np.float64))).T.astype(layer.dtype)
-        body = bytes((coding.id,)) + _varint(rank) + coding.encode(p.reshape(-1)) + coding.encode(q.reshape(-1))
+        body = bytes((coding.id,)) + varint(rank) + coding.encode(p.reshape(-1)) + coding.encode(q.reshape(-1))
         left = x - _rebuilt(p, q)
         if float(np.linalg.norm(left / (largest or 1.0))) < float(np.linalg.norm(x / (largest or 1.0))) or not largest:
             return body
-    return bytes((coding.id,)) + _varint(0) + coding.encode(x)
+    return bytes((coding.id,)) + varint(0) + coding.encode(x)
 
 
 def _lowrank_bytes(made: int, layer: Layer) -> int:

@@ -27,6 +27,7 @@ from compression import precision as pr
 from compression.allocation import ALLOCATIONS, Counts, ErrorTable, Sizes
 from compression.coded import CODED, Arguments, Key, arguments_of
 from compression.errors import ConfigError, LayoutError, UpdateError, unknown_name
+from compression.frames import varint_bytes
 from compression.indices import rice_bytes_bound, rice_parameter, seeded_support
 from compression.layout import Layer, Layout
 from compression.levels import TOP
@@ -44,7 +45,6 @@ from compression.wire import (
     first_non_finite,
     header_bytes,
     seeded_record_bytes,
-    varint_bytes,
     whole_record_bytes,
 )
 

@@ -33,7 +33,6 @@ further. So decoding never needs more than some d * bits of s bytes, whatever ar
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compression.errors import WireError
+from compression.frames import framed, read_framed, read_varint, varint, varint_bytes
 from compression.indices import (
     Buffer,
     decode_rice,
@@ -62,33 +62,6 @@ _TRITS = np.where(_DIGITS == 2, -1, _DIGITS).astype(np.int8)
 
 
 # ---- parts of streams -------------------------------------------------------------------------
-
-
-def _varint_bytes(number: int) -> int:
-    """Bytes of a number >= 0 as varint."""
-    return max(1, (number.bit_length() + 6) // 7)
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number >= 128:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _read_varint(data: memoryview, most: int) -> tuple[int, int]:
-    number = 0
-    for at in range(9):
-        if at >= len(data):
-            raise WireError(_WHAT, "ends within a number")
-        number |= (data[at] & 127) << 7 * at
-        if data[at] < 128:
-            if (at and not data[at]) or number > most:
-                raise WireError(_WHAT, f"number {number} is not in its shortest form, or above {most}")
-            return number, at + 1
-    raise WireError(_WHAT, "a number has more than 9 bytes")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,15 +89,15 @@ class _Subset:
         if 2 * chosen.size > mask.size:
             listed = np.flatnonzero(~mask).astype(np.int64, copy=False)
         r, size = rice_parameter(listed)
-        return cls(chosen, listed, mask.size, r, size + _varint_bytes(chosen.size))
+        return cls(chosen, listed, mask.size, r, size + varint_bytes(chosen.size))
 
     def write(self) -> bytes:
-        return _varint(self.chosen.size) + encode_rice(self.listed, self.n, self.r)
+        return varint(self.chosen.size) + encode_rice(self.listed, self.n, self.r)
 
 
 def _read_subset(data: memoryview, n: int) -> tuple[NDArray[np.int64], int]:
     """(the positions chosen, ascending; bytes read)."""
-    k, at = _read_varint(data, n)
+    k, at = read_varint(data, _WHAT, 0, n)
     listed, used = decode_rice(data[at:], min(k, n - k), n)
     if 2 * k > n:
         others = np.ones(n, np.bool_)
@@ -178,42 +151,6 @@ def _read_signs(data: memoryview, n: int) -> tuple[NDArray[np.bool_], int]:
     if n % 8 and data[used - 1] & ((1 << (8 - n % 8)) - 1):
         raise WireError(_WHAT, "padding of the signs is not zero")
     return np.unpackbits(np.frombuffer(data, np.uint8, count=used), count=n).view(np.bool_), used
-
-
-def _zstandard() -> Any:
-    try:
-        return importlib.import_module("zstandard")
-    except ImportError:
-        return None
-
-
-def _compressed(plain: bytes) -> bytes | None:
-    """Length and zstd frame, or None where zstandard is not installed."""
-    zstandard = _zstandard()
-    if zstandard is None:
-        return None
-    frame = bytes(zstandard.ZstdCompressor(level=1).compress(plain))
-    return _varint(len(frame)) + frame
-
-
-def _read_compressed(data: memoryview, size: int) -> tuple[bytes, int]:
-    """The `size` bytes of a frame and what it took; never allocates more than that."""
-    length, start = _read_varint(data, (1 << 63) - 1)
-    frame = bytes(data[start : start + length])
-    if len(frame) < length:
-        raise WireError(_WHAT, f"{len(frame)} bytes left, the frame has {length}")
-    zstandard = _zstandard()
-    if zstandard is None:
-        raise WireError(_WHAT, "needs zstandard, which is not installed: pip install zstandard")
-    try:
-        if zstandard.frame_content_size(frame) != size:
-            raise WireError(_WHAT, f"the frame does not state its {size} bytes of content")
-        plain = zstandard.ZstdDecompressor().decompress(frame, max_output_size=size, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise WireError(_WHAT, f"no zstd frame: {error}") from None
-    if len(plain) != size:
-        raise WireError(_WHAT, f"{len(plain)} bytes of content, expected {size}")
-    return bytes(plain), start + length
 
 
 # ---- levels -----------------------------------------------------------------------------------
@@ -300,7 +237,7 @@ def encode_levels(levels: NDArray[Any], s: int, *, portable: bool = True) -> tup
     sparse = _Sparse.of(levels, s)
     least, mode = sparse.smallest()
     if s == 1 and not portable and 10 * sparse.kept.size > d:  # zstd makes more of few
-        packed = _compressed(_encode_base3(levels))
+        packed = framed(_encode_base3(levels))
         if packed is not None and len(packed) < min(least, fixed):
             return BASE3_ZSTD, packed
     if least <= fixed:
@@ -339,7 +276,7 @@ def decode_levels(mode: int, data: Buffer, d: int, s: int) -> tuple[NDArray[Any]
         return _decode_packed(view, d, s, kind)
     size = levels_bytes_bound(d, 1)
     if mode == BASE3_ZSTD:
-        plain, used = _read_compressed(view, size)
+        plain, used = read_framed(view, size, _WHAT)
         return _decode_base3(memoryview(plain), d), used
     return _decode_base3(view, d), size
 
@@ -421,7 +358,7 @@ def exponents_bytes_bound(d: int, least: int, most: int) -> int:
     """
     if not d:
         return 0
-    return _varint_bytes(d) + rice_bytes_bound(d // 2, d) + (d + 7) // 8 + 2 + _number_bytes_bound(d, most - least)
+    return varint_bytes(d) + rice_bytes_bound(d // 2, d) + (d + 7) // 8 + 2 + _number_bytes_bound(d, most - least)
 
 
 def encode_exponents(powers: Powers, *, portable: bool = True) -> tuple[int, bytes]:
@@ -448,12 +385,12 @@ def encode_exponents(powers: Powers, *, portable: bool = True) -> tuple[int, byt
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     ranks = np.zeros(counts.size, np.int64)
     ranks[order] = np.arange(order.size)
-    table = _varint(order.size) + b"".join(map(_varint, order.tolist()))
+    table = varint(order.size) + b"".join(map(varint, order.tolist()))
     plain_r, plain_size = _number_parameter(counts)
     ranked_r, ranked_size = _number_parameter(counts[order])
     ranked_size += len(table)
     if not portable and counts.size <= 256:
-        packed = _compressed(distances.astype(np.uint8).tobytes())
+        packed = framed(distances.astype(np.uint8).tobytes())
         if packed is not None and len(packed) < min(plain_size, ranked_size):
             return ZSTD, head + packed
     if plain_size <= ranked_size:
@@ -504,17 +441,17 @@ def _read_distances(mode: int, view: memoryview, n: int, furthest: int) -> tuple
     if mode == DISTANCE:
         return _read_numbers(view, n, furthest)
     if mode == ZSTD:
-        plain, used = _read_compressed(view, n)
+        plain, used = read_framed(view, n, _WHAT)
         distances = np.frombuffer(plain, np.uint8).astype(np.int64)
         if int(distances.max()) > furthest:
             raise WireError(_WHAT, f"an exponent is {int(distances.max())} below the largest, at most {furthest} is")
         return distances, used
-    count, at = _read_varint(view, min(n, furthest + 1))
+    count, at = read_varint(view, _WHAT, 0, min(n, furthest + 1))
     if not count:
         raise WireError(_WHAT, "no exponent is in use")
     table = []
     for _ in range(count):
-        distance, used = _read_varint(view[at:], furthest)
+        distance, used = read_varint(view[at:], _WHAT, 0, furthest)
         table.append(distance)
         at += used
     if len(set(table)) < count:

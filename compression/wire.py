@@ -59,6 +59,7 @@ from compression import indices as ix
 from compression import values as vx
 from compression.coded import CODED
 from compression.errors import LayoutError, UpdateError, WireError
+from compression.frames import VARINT_MOST_BYTES, read_varint, varint, varint_bytes
 from compression.layout import Layer, Layout
 from compression.operators import NONE, OPERATORS, WHOLE, Operator
 from compression.values import VALUES, ValueCoding
@@ -69,7 +70,6 @@ UP, DOWN = 0, 1
 CHECKSUM_BYTES = 4
 _ABSENT = bytes((NONE, ix.ABSENT << 4))
 _WHOLE = bytes((WHOLE, ix.DENSE << 4 | vx.RAW))
-_VARINT_MAX = 9
 
 Buffer = bytes | bytearray | memoryview
 
@@ -225,15 +225,6 @@ class Expect:
 # ---- sizes ------------------------------------------------------------------------------------
 
 
-def varint_bytes(number: int) -> int:
-    """Bytes of a number >= 0 as varint.
-
-    >>> [varint_bytes(n) for n in (0, 127, 128, 2**28 - 1)]
-    [1, 1, 2, 4]
-    """
-    return max(1, (number.bit_length() + 6) // 7)
-
-
 def header_bytes(header: Header) -> int:
     """Bytes of the header and the checksum: a message without its records."""
     numbers = (header.incarnation, header.round, header.part, header.parts, len(header.slots))
@@ -262,7 +253,7 @@ def seeded_record_bytes(k: int, coding: ValueCoding) -> int:
 
 def largest_bytes(layout: Layout) -> int:
     """No legal message of this layout is longer."""
-    header = 21 + 5 * _VARINT_MAX + 9 * len(Slot) + CHECKSUM_BYTES
+    header = 21 + 5 * VARINT_MOST_BYTES + 9 * len(Slot) + CHECKSUM_BYTES
     # A coded layer with blocks of 1 takes a norm as wide as its value and a level of up to 15 bits for each.
     return header + 32 * len(layout.layers) + 2 * layout.dense_bytes
 
@@ -293,15 +284,6 @@ def predicted_bytes(layout: Layout, header: Header, items: Sequence[Item]) -> in
 # ---- encode -----------------------------------------------------------------------------------
 
 
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number >= 128:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
 def encode_header(header: Header) -> bytes:
     """The header alone."""
     numbers = (header.incarnation, header.round, header.part, header.parts, len(header.slots))
@@ -312,7 +294,7 @@ def encode_header(header: Header) -> bytes:
             header.layout_digest,
             header.experiment,
             header.client,
-            *map(_varint, numbers),
+            *map(varint, numbers),
             *(bytes((slot,)) + digest for slot, digest in header.slots),
         )
     )
@@ -409,7 +391,7 @@ def _encode_record(layer: Layer, record: Record, verified: bool) -> list[bytes]:
     stream = coding.encode(values) if record.stream is None else record.stream
     if support is None:
         return [bytes((record.operator.id, ix.DENSE << 4 | coding.id)), stream]
-    count = _varint(support.size)
+    count = varint(support.size)
     if record.seed is None:
         how, index_stream = ix.RICE, ix.encode_rice(support, d, record.rice)
     else:
@@ -471,15 +453,9 @@ class _Reader:
         return self.data[self.at - n : self.at]
 
     def varint(self, field: str) -> int:
-        number = 0
-        for place in range(_VARINT_MAX):
-            byte = self.take(1, field)[0]
-            number |= (byte & 127) << (7 * place)
-            if byte < 128:
-                if place and byte == 0:
-                    raise WireError(field, "a number is not in its shortest form")
-                return number
-        raise WireError(field, "a number is longer than 63 bits")
+        number, used = read_varint(self.data[self.at :], field)
+        self.at += used
+        return number
 
 
 def _bytes(blob: Buffer) -> memoryview:
@@ -513,7 +489,7 @@ def peek(blob: Buffer) -> Header:
     Raises:
         WireError: there is no legal header.
     """
-    return _read_header(_Reader(_bytes(blob)[: 21 + 5 * _VARINT_MAX + 9 * len(Slot)]))
+    return _read_header(_Reader(_bytes(blob)[: 21 + 5 * VARINT_MOST_BYTES + 9 * len(Slot)]))
 
 
 def _read_values(reader: _Reader, layer: Layer, coding: ValueCoding, n: int) -> NDArray[Any]:

@@ -23,9 +23,9 @@ from compression.allocation import (
     uniform,
 )
 from compression.errors import ConfigError
+from compression.frames import varint_bytes
 from compression.indices import rice_bytes
 from compression.selection import candidates
-from compression.wire import varint_bytes
 from tests.compression.support import KINDS, vector
 
 

@@ -16,9 +16,10 @@ from compression import Scheme, compress, idle_floors, parse_floors, smallest_by
 from compression import knapsack as ks
 from compression.allocation import ALLOCATIONS
 from compression.errors import ConfigError
+from compression.frames import varint_bytes
 from compression.indices import rice_bytes
 from compression.values import BF16
-from compression.wire import dense_record_bytes, header_bytes, varint_bytes
+from compression.wire import dense_record_bytes, header_bytes
 from tests.compression.support import flat_layout, header_of, vector
 
 Floats = NDArray[np.float64]
