@@ -46,6 +46,7 @@ class RunConfig(BaseModel):
     run_dir: str = Field("", description='absolute folder for results; "": ~/.kimad/runs/<run id>')
 
     operator: str = Field("topk", description="what cuts a message: topk, randk, quant, ... (docs/operators.md)")
+    codec: str = Field("auto", description="auto: zstd on index streams where smaller; portable: never")
     operator_args: str = Field("", description='arguments of quant, round, sign, lowrank: "bits = 4, block = 256"')
     allocation: str = Field(
         "hull", description="split over layers: hull, knapsack, global, uniform (docs/allocation.md)"
@@ -110,6 +111,7 @@ class RunConfig(BaseModel):
             give_up_after=self.give_up_after,
             operator=self.operator,
             operator_args=self.operator_args,
+            codec=self.codec,
             allocation=self.allocation,
             values=self.values,
             floor=self.floor,

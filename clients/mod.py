@@ -240,6 +240,7 @@ def _compress(
     scheme = Scheme(
         operator=request.operator,
         operator_args=request.operator_args,
+        codec=request.codec,
         allocation=request.allocation,
         values=request.values,
         ratio=request.ratio,

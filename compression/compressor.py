@@ -3,7 +3,7 @@
 The budget counts every byte of the payload. A message ends within 1 % below it, unless all
 that is not zero fits, or it is shorter than 4 kB, or an element limit (`ratio`) binds, or the
 allocation is `knapsack`, which knows 50 ratios a layer and nothing between, or every value is sent
-and a bit more for each would be too much.
+and a bit more for each would be too much, or zstd shrinks index streams by so much that sizes jump.
 
 With unit "coordinates", as in the Kimad paper's toy problem, the budget counts values sent and
 nothing else. Then no more than K values of a layer that are not zero go out, even where its
@@ -28,7 +28,7 @@ from compression.allocation import ALLOCATIONS, Counts, ErrorTable, Sizes
 from compression.coded import CODED, Arguments, Key, arguments_of
 from compression.errors import ConfigError, LayoutError, UpdateError, unknown_name
 from compression.frames import varint_bytes
-from compression.indices import rice_bytes_bound, rice_parameter, seeded_support
+from compression.indices import encode_gaps, rice_bytes, rice_bytes_bound, rice_parameter, seeded_support
 from compression.layout import Layer, Layout
 from compression.levels import TOP
 from compression.operators import IDENTITY, NAMED, OPERATORS, Operator
@@ -50,8 +50,10 @@ from compression.wire import (
 
 AUTO, NATIVE_NAME = "auto", "native"
 UNITS = ("bytes", "coordinates")
+CODECS = ("auto", "portable")
 ERRORS = ("squared", "plain")
 Floors = tuple[tuple[str, float], ...]
+REFILL, REFILLS = 0.005, 6  # share of a budget that zstd must save before the choice is made again, and how often
 SLACK = 2.5  # standard deviations a sampled bound is lowered by: a few more candidates against a rare second pass
 
 
@@ -73,6 +75,8 @@ class Scheme:
         errors: what knapsack adds up over the layers: "squared" errors, or "plain" norms.
         unit: what a budget counts: "bytes", or "coordinates".
         operator_args: arguments of a coded operator, such as `p = inf, block = 256` (compression/coded.py).
+        codec: "auto": index streams go through zstd where that makes them smaller and zstandard is
+            installed; "portable": the same bytes everywhere, and every peer can read them.
         contractive: an operator that is unbiased is used in its contractive form, as EF21 needs it:
             divided by 1 + omega, or without chance; else as it is, as DIANA needs it.
 
@@ -89,6 +93,7 @@ class Scheme:
     errors: str = "squared"
     unit: str = "bytes"
     operator_args: str = ""
+    codec: str = "auto"
     contractive: bool = True
 
     def __post_init__(self) -> None:
@@ -103,7 +108,7 @@ class Scheme:
         if self.floor < 1:
             problems.append(f"floor {self.floor} is below 1; a layer that never sends anything never converges")
         problems += [problem for floor in self.floors if (problem := _floor_problem(*floor))]
-        for name, valid in (("errors", ERRORS), ("unit", UNITS)):
+        for name, valid in (("errors", ERRORS), ("unit", UNITS), ("codec", CODECS)):
             if getattr(self, name) not in valid:
                 problems.append(unknown_name(name, getattr(self, name), valid))
         if problems:
@@ -581,6 +586,79 @@ def _sampled(work: _Work, table: ErrorTable) -> ErrorTable:
     return al.with_sample(al.refined_table(table, work.d, ascending, found.rest_sq), work.d, ascending)
 
 
+PROBED = 8192  # indices of a long stream that say whether zstd is worth its time
+FEW_INDICES = 64  # a frame costs about 20 bytes
+
+
+def _gaps(works: Sequence[_Work], sent: _Sent, scheme: Scheme) -> dict[int, bytes]:
+    """Index streams that are smaller by zstd than by rice, by the layer's number."""
+    if scheme.codec != "auto":
+        return {}
+    found: dict[int, bytes] = {}
+    for number, (work, piece) in enumerate(zip(works, sent, strict=True)):
+        support = piece.update.indices
+        if support is None or work.seed is not None or support.size < FEW_INDICES:
+            continue
+        if support.size > 2 * PROBED and not _repeats(support[:PROBED]):
+            continue
+        stream = encode_gaps(support)
+        if stream is not None and len(stream) < rice_bytes(support, work.d):
+            found[number] = stream
+    return found
+
+
+def _repeats(support: NDArray[np.int64]) -> bool:
+    """Whether zstd makes these smaller than rice does."""
+    stream = encode_gaps(support)
+    return stream is not None and len(stream) < rice_bytes(support, int(support[-1]) + 1)
+
+
+def _saved(works: Sequence[_Work], sent: _Sent, gaps: Mapping[int, bytes]) -> int:
+    """Bytes that these streams are shorter than rice's."""
+    supports = {at: sent[at].update.indices for at in gaps}
+    return sum(rice_bytes(s, works[at].d) - len(gaps[at]) for at, s in supports.items() if s is not None)
+
+
+def _refilled(
+    works: Sequence[_Work],
+    sizes: Sizes,
+    base: int,
+    scheme: Scheme,
+    budget_bytes: int,
+    counts: Counts,
+    sent: _Sent,
+) -> tuple[Counts, _Sent, dict[int, bytes]]:
+    """Spend what zstd saves on the index streams: chosen again for a budget that is larger by that."""
+    gaps = _gaps(works, sent, scheme)
+    saved = _saved(works, sent, gaps)
+    if scheme.unit != "bytes" or saved < REFILL * budget_bytes:
+        return counts, sent, gaps
+    best, best_bytes = (counts, sent, gaps, [work.coding for work in works]), _total(works, counts, base) - saved
+    low, high = (budget_bytes, best_bytes), (0, 0)  # (budget asked for, bytes made of it): fits; does not
+    wider = budget_bytes + saved
+    for _ in range(REFILLS):
+        counts, sent = _choose(works, sizes, base, scheme, wider)
+        gaps = _gaps(works, sent, scheme)
+        nbytes = _total(works, counts, base) - _saved(works, sent, gaps)
+        if nbytes > budget_bytes:
+            high = (wider, nbytes)
+        else:
+            low = (wider, nbytes)
+            if nbytes > best_bytes:
+                best, best_bytes = (counts, sent, gaps, [work.coding for work in works]), nbytes
+            if nbytes >= (1 - REFILL / 2) * budget_bytes:
+                break
+        if high[1] > low[1]:
+            share = (0.998 * budget_bytes - low[1]) / (high[1] - low[1])
+            wider = low[0] + int((high[0] - low[0]) * min(max(share, 0.1), 0.9))
+        else:
+            wider += 2 * (budget_bytes - nbytes)
+    counts, sent, gaps, codings = best
+    for work, coding in zip(works, codings, strict=True):
+        work.write_as(coding)
+    return counts, sent, gaps
+
+
 def _or_uniform(
     works: Sequence[_Work],
     sizes: Sizes,
@@ -760,17 +838,20 @@ def compress(
     elif scheme.ratio is not None:
         cap = np.maximum(floor, np.floor(scheme.ratio * d).astype(np.int64))
     counts = cap
+    gaps: dict[int, bytes] = {}
     if operator.adaptive and works and budget_bytes is not None and _exceeds(scheme, works, cap, base, budget_bytes):
         itemsize = np.array([work.coding.itemsize for work in works], dtype=np.float64)
         model = al.coordinates if counted else al.seeded_bytes if operator.seeded else al.modelled_bytes
         sizes = Sizes(d, itemsize, floor, cap, model)
         counts, sent = _choose(works, sizes, base, scheme, budget_bytes)
+        counts, sent, gaps = _refilled(works, sizes, base, scheme, budget_bytes, counts, sent)
     elif operator.adaptive:
         sent = _send(works, counts)
+        gaps = _gaps(works, sent, scheme)
     else:
         sent = [work.all() for work in works]
     updates = tuple(piece.update for piece in sent)
-    payload = encode(layout, header, _items(layout, works, sent, whole, scheme), verified=True)
+    payload = encode(layout, header, _items(layout, works, sent, whole, scheme, gaps), verified=True)
     complete = [not operator.adaptive or work.everything(int(k)) for work, k in zip(works, counts, strict=True)]
     zeros_between = counted and operator.adaptive
     kept = tuple(int(np.count_nonzero(u.values)) if zeros_between else u.values.size for u in updates)
@@ -829,10 +910,11 @@ def _items(
     sent: _Sent,
     whole: Mapping[str, NDArray[Any]] | None,
     scheme: Scheme,
+    gaps: Mapping[int, bytes],
 ) -> list[Item]:
     operator = scheme.what
     items: list[Item] = [None] * len(layout.layers)
-    for at, work, piece in zip(layout.compressed, works, sent, strict=True):
+    for number, (at, work, piece) in enumerate(zip(layout.compressed, works, sent, strict=True)):
         if isinstance(work, _CodedWork):
             items[at] = Record(operator, work.coding, piece.update, body=work.body)
             continue
@@ -840,7 +922,7 @@ def _items(
             items[at] = Record(IDENTITY, work.coding, piece.update)
             continue
         seed = None if piece.update.indices is None else work.seed
-        items[at] = Record(operator, work.coding, piece.update, seed, piece.stream, piece.rice)
+        items[at] = Record(operator, work.coding, piece.update, seed, piece.stream, piece.rice, gaps.get(number))
     if whole is not None:
         missing = [layout.layers[at].name for at in layout.whole if layout.layers[at].name not in whole]
         if missing:

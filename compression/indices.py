@@ -5,6 +5,7 @@
 | 0  | dense  | none: all d values follow                                       |
 | 1  | rice   | u8 r, remainders, quotients (below)                             |
 | 2  | seed   | 4 bytes: the seed that the support is drawn from (below)        |
+| 3  | gaps   | one zstd frame of the gaps, then what does not fit (below)      |
 | 15 | absent | none, and no values: this layer is not in this part             |
 
 **rice.** For ascending indices i_0 < i_1 < ... < i_(K-1) the gaps are g_0 = i_0 and
@@ -18,6 +19,10 @@ K = 0 has no stream at all. No length is stored: the second part has ceil(K r / 
 the third ends in the byte of the K-th one, which lies within ceil((K + (d - K) div 2**r) / 8)
 bytes. The size is an exact function of the support and of r; the encoder takes the smallest r
 of least size. (Rice 1971; split streams as measured in our codec study.)
+
+**gaps.** Real supports repeat themselves, which rice cannot see. The gaps as 16-bit numbers, those of
+65535 and more as 65535; all low bytes, then all high bytes, as one zstd frame after its length as a varint; then,
+for each gap of 65535 or more, g - 65535 as a varint. Only where it is smaller than rice and both ends have zstandard.
 
 **seed.** A support that looked at no value (RandK) travels as the number it was drawn from. With
 seed s, the support is {P(0), ..., P(K-1)} in ascending order, P a permutation of range(d). All
@@ -42,8 +47,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compression.errors import WireError
+from compression.frames import framed, read_framed, read_varint, varint
 
-DENSE, RICE, SEED, ABSENT = 0, 1, 2, 15
+DENSE, RICE, SEED, GAPS, ABSENT = 0, 1, 2, 3, 15
+LONG_GAP = 0xFFFF
 
 Buffer = bytes | bytearray | memoryview
 
@@ -227,6 +234,41 @@ def decode_rice(data: Buffer, k: int, d: int) -> tuple[NDArray[np.int64], int]:
     if int(gaps[-1]) >= d:
         raise WireError("index stream", f"index {int(gaps[-1])} in a layer of {d} elements")
     return gaps, middle + last // 8 + 1
+
+
+def encode_gaps(indices: NDArray[np.int64]) -> bytes | None:
+    """The gaps stream of ascending positions, shape (K,), K > 0; None where zstandard is not installed."""
+    gaps = _gaps(indices)
+    narrow = np.minimum(gaps, LONG_GAP).astype("<u2")
+    frame = framed(narrow.view(np.uint8).reshape(-1, 2).T.tobytes())
+    if frame is None:
+        return None
+    return frame + b"".join(map(varint, (gaps[narrow == LONG_GAP] - LONG_GAP).tolist()))
+
+
+def decode_gaps(data: memoryview, k: int, d: int) -> tuple[NDArray[np.int64], int]:
+    """The support at the start of `data` and the number of bytes it took; as decode_rice.
+
+    Raises:
+        WireError: too short, an index beyond d, no frame of 2 k bytes, or zstandard is not installed.
+    """
+    if not 0 < k <= d:
+        raise WireError("K", f"{k} indices for a layer of {d} elements")
+    plain, at = read_framed(data, 2 * k, "index stream")
+    planes = np.frombuffer(plain, np.uint8).astype(np.int64).reshape(2, k)
+    gaps = planes[0] | planes[1] << 8
+    room = d - k - int(gaps.sum())
+    for place in np.flatnonzero(gaps == LONG_GAP).tolist() if room >= 0 else ():
+        more, used = read_varint(data[at:], "index stream", 0, max(0, room))
+        at += used
+        room -= more
+        gaps[place] += more
+    if room < 0:
+        raise WireError("index stream", f"the last index is {-room} beyond a layer of {d} elements")
+    gaps += 1
+    np.cumsum(gaps, out=gaps)
+    gaps -= 1
+    return gaps, at
 
 
 SEED_BYTES = 4

@@ -171,6 +171,7 @@ class Record:
         seed: what the positions were drawn from, in [0, 2**32), for a seeded operator; else None.
         stream: `coding.encode` of the values, where it is known already.
         rice: parameter of the index stream, where it is known already.
+        gaps: the index stream in another coding, to be written instead.
         body: of a coded operator; `update` must be what it decodes to.
     """
 
@@ -180,6 +181,7 @@ class Record:
     seed: int | None = None
     stream: bytes | None = None
     rice: int | None = None
+    gaps: bytes | None = None
     body: bytes | None = None
 
 
@@ -272,6 +274,8 @@ def _item_bytes(layer: Layer, item: Item) -> int:
         sparse = seeded_record_bytes(item.update.indices.size, item.coding)
     else:
         sparse = sparse_record_bytes(item.update.indices, layer.size, item.coding)
+        if item.gaps is not None:
+            sparse += len(item.gaps) - ix.rice_bytes(item.update.indices, layer.size)
     return sparse if item.coding.fitted else min(dense, sparse)
 
 
@@ -341,12 +345,23 @@ def _check_record(layer: Layer, record: Record) -> None:
         raise UpdateError(layer.name, None, "indices must be int64 and as many as values")
     if (record.seed is not None) != record.operator.seeded:
         raise UpdateError(layer.name, None, f"operator {record.operator.name} with seed {record.seed!r}")
+    if record.gaps is not None:
+        _check_gaps(layer, record.gaps, support)
     if record.seed is not None and not np.array_equal(
         support, ix.seeded_support(record.seed, support.size, layer.size)
     ):
         raise UpdateError(layer.name, None, f"indices are not those of seed {record.seed}")
     if support.size and (support[0] < 0 or support[-1] >= layer.size or bool(np.any(support[1:] <= support[:-1]))):
         raise UpdateError(layer.name, None, f"indices must ascend within 0 to {layer.size - 1}")
+
+
+def _check_gaps(layer: Layer, gaps: bytes, support: NDArray[np.int64]) -> None:
+    try:
+        found, used = ix.decode_gaps(memoryview(gaps), support.size, layer.size)
+    except WireError as error:
+        raise UpdateError(layer.name, None, f"its gaps are no index stream: {error}") from error
+    if used != len(gaps) or not np.array_equal(found, support):
+        raise UpdateError(layer.name, None, "the gaps are those of another support")
 
 
 def _check_body(layer: Layer, record: Record, body: bytes) -> None:
@@ -393,7 +408,11 @@ def _encode_record(layer: Layer, record: Record, verified: bool) -> list[bytes]:
         return [bytes((record.operator.id, ix.DENSE << 4 | coding.id)), stream]
     count = varint(support.size)
     if record.seed is None:
-        how, index_stream = ix.RICE, ix.encode_rice(support, d, record.rice)
+        how, index_stream = ix.RICE, b""
+        if record.gaps is not None:
+            how, index_stream = ix.GAPS, record.gaps
+        else:
+            index_stream = ix.encode_rice(support, d, record.rice)
     else:
         how, index_stream = ix.SEED, record.seed.to_bytes(ix.SEED_BYTES, "little") if support.size else b""
     if not coding.fitted and 2 + len(count) + len(index_stream) + len(stream) >= dense_record_bytes(d, coding):
@@ -518,7 +537,7 @@ def _read_update(reader: _Reader, layer: Layer) -> LayerUpdate | None:
         raise WireError(f"coding of {layer.name!r}", f"value coding {lead[1] & 15} for {layer.dtype}")
     if how == ix.DENSE:
         return LayerUpdate(None, _read_values(reader, layer, coding, layer.size))
-    if how != (ix.SEED if operator.seeded else ix.RICE):
+    if how not in ((ix.SEED,) if operator.seeded else (ix.RICE, ix.GAPS)):
         raise WireError(f"coding of {layer.name!r}", f"index coding {how} of operator {operator.name}")
     k = reader.varint(f"K of {layer.name!r}")
     left = len(reader.data) - reader.at
@@ -528,7 +547,8 @@ def _read_update(reader: _Reader, layer: Layer) -> LayerUpdate | None:
         seed = int.from_bytes(reader.take(ix.SEED_BYTES, f"seed of {layer.name!r}"), "little") if k else 0
         return LayerUpdate(ix.seeded_support(seed, k, layer.size), _read_values(reader, layer, coding, k))
     try:
-        support, used = ix.decode_rice(reader.data[reader.at :], k, layer.size)
+        read = ix.decode_gaps if how == ix.GAPS else ix.decode_rice
+        support, used = read(reader.data[reader.at :], k, layer.size)
     except WireError as error:
         raise WireError(f"{error.field} of {layer.name!r}", error.detail) from None
     reader.at += used

@@ -132,7 +132,8 @@ class NodeRequest:
         assignments: one for each of the node's clients that is asked.
         model: the downlink blob (train, evaluate), else None.
         layout_json: the layout (hello), else None; the blob names it by digest.
-        operator, operator_args, allocation, values, ratio, floor, errors, unit: how to compress (compression.Scheme).
+        operator, operator_args, codec, allocation, values, ratio, floor, errors, unit: how to compress
+            (compression.Scheme).
         floors: floors of single layers, as compression.parse_floors reads them.
         estimator: name of the client's own rate estimator.
         durability: "process" (a killed process loses nothing) or "full" (nor does a power cut).
@@ -148,6 +149,7 @@ class NodeRequest:
     layout_json: str | None = None
     operator: str = "topk"
     operator_args: str = ""
+    codec: str = "portable"
     allocation: str = "hull"
     values: str = "auto"
     ratio: float | None = None
@@ -286,6 +288,7 @@ _REQUEST_SCALARS: Final[dict[str, type]] = {
     "kind": str,
     "experiment": str,
     "operator": str,
+    "codec": str,
     "allocation": str,
     "values": str,
     "floor": int,

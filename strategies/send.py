@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compression import DOWN, UP, Header, Layout, Scheme, Slot, compress, tag4
+from compression.frames import can_read_frames
 from compression.randomness import derived_seed
 from protocol import Assignment, NodeRequest
 from strategies.memory import ServerMemory
@@ -115,6 +116,7 @@ class Sender:
             layout_json=self.layout.to_json() if kind == "hello" else None,
             operator=s.operator,
             operator_args=s.operator_args,
+            codec=s.codec if can_read_frames() else "portable",
             allocation=s.allocation,
             values=s.values,
             ratio=s.ratio,

@@ -33,6 +33,7 @@ class Settings:
         late: whether a reply after the deadline is absorbed in a later round or dropped.
         give_up_after: time budgets after which a silent client may be asked again.
         operator, allocation, values, floor: how messages are cut (compression.Scheme).
+        codec: "auto" or "portable" (compression.Scheme): whether zstd may be used on index streams.
         operator_args: arguments of an operator with levels or factors, e.g. "bits = 4, block = 256".
         floors: floors of single layers, e.g. "conv1*=10, fc*=0.01" (compression.parse_floors).
         errors: what knapsack adds up over the layers: "squared" errors or "plain" ones.
@@ -74,6 +75,7 @@ class Settings:
     give_up_after: float = 3.0
     operator: str = "topk"
     operator_args: str = ""
+    codec: str = "auto"
     allocation: str = "hull"
     values: str = "auto"
     floor: int = 1
@@ -117,6 +119,7 @@ class Settings:
         return Scheme(
             operator=self.operator,
             operator_args=self.operator_args,
+            codec=self.codec,
             allocation=self.allocation,
             values=self.values,
             ratio=self.ratio,

@@ -108,7 +108,8 @@ def test_big_layers(kind: str, dtype: str, allocation: str) -> None:
     x = [vector(kind, d, dtype, 10 + d) * 2.0 ** (3 * i) for i, d in enumerate(sizes)]
     x = [v.astype(dtype) for v in x]
     for budget in (4200, 9000, 60_000, 300_000):
-        scheme = Scheme(allocation=allocation)
+        # The lowest positions of equal values are neighbours, which zstd makes nothing of: sizes would jump.
+        scheme = Scheme(allocation=allocation, codec="portable" if kind == "equal" else "auto")
         got = compress(layout, header, x, None, scheme, budget)
         check(layout, header, x, {}, got, scheme)
         assert not got.miss
@@ -221,7 +222,7 @@ def test_without_ratio_and_budget_every_non_zero_goes() -> None:
     assert got.kept == (int(np.count_nonzero(x[0])),)
 
 
-@pytest.mark.parametrize("operator", [operator.name for operator in OPERATORS if not operator.seeded])
+@pytest.mark.parametrize("operator", [o.name for o in OPERATORS if not o.seeded and o.name != "quant"])
 @pytest.mark.parametrize("values", ["auto", "native", "fp64", "fp32", "bf16", "fp16"])
 def test_contraction_with_the_alpha_it_states(operator: str, values: str) -> None:
     sizes = [4000, 50, 3]

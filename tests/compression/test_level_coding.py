@@ -332,10 +332,10 @@ def test_damaged_exponents_are_a_wire_error_or_other_exponents(zeros: float, see
         (BASE3, b"\x01", 6, 1, "6 levels need 2"),
         (PACKED, b"\xe0\x00", 4, 3, "level 4, at most 3"),
         (PACKED, b"\x00\x01", 4, 3, "padding of the levels"),
-        (SPARSE, b"\x05", 4, 1, "above 4"),
+        (SPARSE, b"\x05", 4, 1, "expected 0 to 4"),
         (SPARSE, b"\x80", 4, 1, "ends within a number"),
         (SPARSE, b"\x81\x00", 4, 1, "shortest form"),
-        (SPARSE, b"\x80" * 9, 4, 1, "more than 9 bytes"),
+        (SPARSE, b"\x80" * 9, 4, 1, "longer than 63 bits"),
         (SPARSE, bytes((1, 0, 0x80)), 4, 1, "1 signs need 1"),
         (SPARSE, bytes((1, 0, 0x80, 0xC0)), 4, 1, "padding of the signs"),
         (SPARSE, bytes((2, 0, 0xC0, 0, 0, 0b00110000)), 4, 2, "number 2, at most 1"),
@@ -352,9 +352,9 @@ def test_a_list_of_distances_is_checked() -> None:
     head = bytes((2, 0, 5, 0))  # two positions, both positive, largest exponent 5
     for rest, says in (
         (b"\0", "no exponent is in use"),
-        (b"\3\0\1\2", "above 2"),
+        (b"\3\0\1\2", "expected 0 to 2"),
         (b"\2\0\0\0\xc0", "listed twice"),
-        (b"\1\x9b\1\0\xc0", "above 154"),  # 2**5 is 154 steps above 2**-149
+        (b"\1\x9b\1\0\xc0", "expected 0 to 154"),  # 2**5 is 154 steps above 2**-149
         (b"\2\0\1\0\x90", "number 2, at most 1"),
     ):
         with pytest.raises(WireError, match=says):

@@ -145,9 +145,11 @@ def test_joint_choice_keeps_its_budget_and_beats_bf16(kind: str, dtype: str) -> 
     sizes = [60_000, 9000, 500, 40, 1, 0]
     layout = flat_layout(sizes, dtype)
     x = [vector(kind, d, dtype, 3 + d) for d in sizes]
+    codec = "portable" if kind == "equal" else "auto"  # zstd makes nothing of neighbours: sizes would jump
     for budget in (1500, 6000, 30_000):
         joint, plain = (
-            compress(layout, header_of(layout), x, None, Scheme(values=values), budget) for values in ("auto", "bf16")
+            compress(layout, header_of(layout), x, None, Scheme(values=values, codec=codec), budget)
+            for values in ("auto", "bf16")
         )
         assert not joint.miss
         assert len(joint.payload) <= budget
