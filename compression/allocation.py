@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from compression.indices import SEED_BYTES
 from compression.levels import SAMPLE, TOP, Sample
 from compression.registry import Registry
-from compression.selection import SMALL
+from compression.selection import SMALL, stride_to
 
 Counts = NDArray[np.int64]
 POINTS, DENSE_POINTS = 40, 25  # K values of a layer between its floor and its size
@@ -110,7 +110,7 @@ def error_table(x: NDArray[Any]) -> ErrorTable:
     Squares are added from the small end in float64: the total minus the largest would lose
     the small errors that matter.
     """
-    stride = 1 if x.size <= SMALL else max(1, x.size // TABLE_SAMPLE)
+    stride = 1 if x.size <= SMALL else stride_to(x.size, TABLE_SAMPLE)
     wide = np.sort(np.abs(x[::stride])).astype(np.float64)
     errors = np.zeros(wide.size + 1, dtype=np.float64)
     with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses what is not finite

@@ -3,7 +3,8 @@
 The budget counts every byte of the payload. A message ends within 1 % below it, unless all
 that is not zero fits, or it is shorter than 4 kB, or an element limit (`ratio`) binds, or the
 allocation is `knapsack`, which knows 50 ratios a layer and nothing between, or every value is sent
-and a bit more for each would be too much, or zstd shrinks index streams by so much that sizes jump.
+and a bit more for each would be too much, or zstd shrinks index streams so much that sizes jump: then
+the message with the least error among a few that fit is sent.
 
 With unit "coordinates", as in the Kimad paper's toy problem, the budget counts values sent and
 nothing else. Then no more than K values of a layer that are not zero go out, even where its
@@ -581,7 +582,7 @@ def _sampled(work: _Work, table: ErrorTable) -> ErrorTable:
     if table.known == work.d and table.magnitudes is not None:
         return al.with_sample(table, work.d, table.magnitudes)
     if found is None or found.magnitudes.size < min(TOP, work.d):
-        return al.with_sample(table, work.d, np.sort(candidates(work.x, TOP, squares=False).magnitudes))
+        found = work.prepare(TOP, SLACK)
     ascending = np.sort(found.magnitudes)
     return al.with_sample(al.refined_table(table, work.d, ascending, found.rest_sq), work.d, ascending)
 
@@ -605,6 +606,10 @@ def _gaps(works: Sequence[_Work], sent: _Sent, scheme: Scheme) -> dict[int, byte
         if stream is not None and len(stream) < rice_bytes(support, work.d):
             found[number] = stream
     return found
+
+
+def _lost(sent: _Sent) -> float:
+    return math.fsum(piece.error_sq for piece in sent)
 
 
 def _repeats(support: NDArray[np.int64]) -> bool:
@@ -633,8 +638,11 @@ def _refilled(
     saved = _saved(works, sent, gaps)
     if scheme.unit != "bytes" or saved < REFILL * budget_bytes:
         return counts, sent, gaps
-    best, best_bytes = (counts, sent, gaps, [work.coding for work in works]), _total(works, counts, base) - saved
-    low, high = (budget_bytes, best_bytes), (0, 0)  # (budget asked for, bytes made of it): fits; does not
+    best, least = (counts, sent, gaps, [work.coding for work in works]), _lost(sent)
+    low, high = (
+        (budget_bytes, _total(works, counts, base) - saved),
+        (0, 0),
+    )  # (budget asked for, bytes made of it): fits; does not
     wider = budget_bytes + saved
     for _ in range(REFILLS):
         counts, sent = _choose(works, sizes, base, scheme, wider)
@@ -644,8 +652,8 @@ def _refilled(
             high = (wider, nbytes)
         else:
             low = (wider, nbytes)
-            if nbytes > best_bytes:
-                best, best_bytes = (counts, sent, gaps, [work.coding for work in works]), nbytes
+            if (lost := _lost(sent)) < least:
+                best, least = (counts, sent, gaps, [work.coding for work in works]), lost
             if nbytes >= (1 - REFILL / 2) * budget_bytes:
                 break
         if high[1] > low[1]:

@@ -64,7 +64,7 @@ def test_what_is_saved_is_spent(allocation: str) -> None:
             )
             for codec in ("auto", "portable")
         )
-        assert 0.98 * 3000 <= len(auto.payload) <= 3000
+        assert 0.9 * 3000 <= len(auto.payload) <= 3000  # sizes jump where zstd finds more: the least error wins
         assert sum(auto.kept) > 1.05 * sum(portable.kept)
         assert sum(auto.error_sq) < sum(portable.error_sq)
         found = decode(layout, auto.payload)

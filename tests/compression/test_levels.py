@@ -145,7 +145,7 @@ def test_joint_choice_keeps_its_budget_and_beats_bf16(kind: str, dtype: str) -> 
     sizes = [60_000, 9000, 500, 40, 1, 0]
     layout = flat_layout(sizes, dtype)
     x = [vector(kind, d, dtype, 3 + d) for d in sizes]
-    codec = "portable" if kind == "equal" else "auto"  # zstd makes nothing of neighbours: sizes would jump
+    codec = "portable" if kind in ("equal", "clustered") else "auto"  # zstd makes sizes jump: less bytes, less error
     for budget in (1500, 6000, 30_000):
         joint, plain = (
             compress(layout, header_of(layout), x, None, Scheme(values=values, codec=codec), budget)
@@ -179,6 +179,26 @@ def test_at_the_bytes_of_index_and_float_pairs_the_error_is_less_than_half() -> 
     got = compress(layout, header_of(layout), x, None, Scheme(), 8 * sum(kept))
     assert len(got.payload) <= 8 * sum(kept)
     assert sum(got.error_sq) <= 0.40 * pairs
+
+
+@pytest.mark.parametrize("period", [4, 9, 25])
+def test_filters_whose_corners_are_zero_do_not_mislead_samples(period: int) -> None:
+    """As in a convolution on small images: one element of each filter carries all. (Strides of the samples: 18, 36.)"""
+    rng = np.random.default_rng(period)
+    x = []
+    for d in (period * 18_000, period * 36_000):
+        v = np.zeros(d, np.float32)
+        v[period // 2 :: period] = rng.standard_t(3, d // period)
+        x.append(v)
+    for v in x:
+        table = error_table(v)
+        assert table.errors[-1] == pytest.approx(float(np.sum(v.astype(np.float64) ** 2)), rel=0.5)
+        assert table.magnitudes is not None
+        assert np.count_nonzero(table.magnitudes) == pytest.approx(table.magnitudes.size / period, rel=0.2)
+    layout = flat_layout([v.size for v in x])
+    got = compress(layout, header_of(layout), x, None, Scheme(codec="portable"), 20_000)
+    plain = compress(layout, header_of(layout), x, None, Scheme(allocation="uniform", values="bf16"), 20_000)
+    assert sum(got.error_sq) < 0.6 * sum(plain.error_sq)
 
 
 def test_bytes_between_two_precisions_are_spent() -> None:
