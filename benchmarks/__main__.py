@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import allocation, codec, feedback
+from benchmarks import allocation, codec, feedback, operators
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,6 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     two = names.add_parser("allocation", help="what each allocation loses at the same bytes, beside 64-bit pairs")
     two.add_argument("--repeat", type=int, default=3, metavar="N", help="take the minimum of N runs (3)")
     two.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
+    four = names.add_parser("operators", help="bits, error and time of every operator on a million values")
+    four.add_argument("--repeat", type=int, default=5, metavar="N", help="take the minimum of N runs (5)")
+    four.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     three = names.add_parser("feedback", help="rounds to a target at the bytes of 1 %% of uncoded pairs, by seeds")
     three.add_argument("problems", nargs="*", default=["digits"], metavar="PROBLEM", help="of digits, fashion-mnist")
     three.add_argument("--processes", type=int, default=2, metavar="N", help="runs at a time (2)")
@@ -32,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return feedback.run(chosen.problems, max(1, chosen.processes), chosen.json)
     if chosen.repeat < 1:
         parser.error("--repeat must be at least 1")
+    if chosen.name == "operators":
+        return operators.run(chosen.repeat, chosen.json)
     if chosen.name == "allocation":
         return allocation.run(chosen.repeat, chosen.json)
     return codec.run(chosen.repeat, chosen.json, check=chosen.check)

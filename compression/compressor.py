@@ -587,7 +587,7 @@ def _sampled(work: _Work, table: ErrorTable) -> ErrorTable:
     return al.with_sample(al.refined_table(table, work.d, ascending, found.rest_sq), work.d, ascending)
 
 
-PROBED = 8192  # indices of a long stream that say whether zstd is worth its time
+PROBED = 2048  # indices of a long stream that say whether zstd is worth its time
 FEW_INDICES = 64  # a frame costs about 20 bytes
 
 
