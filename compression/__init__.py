@@ -5,16 +5,14 @@ Needs NumPy only. Start with `Layout.of`, `compress`, `decode` and `move`.
 
 from compression.compressor import (
     Compressed,
-    Scheme,
     compress,
     dense_bytes_on_wire,
     guaranteed_alpha,
-    idle_floors,
-    parse_floors,
     smallest_bytes,
 )
 from compression.feedback import accumulate, difference, move
 from compression.layout import Layer, Layout
+from compression.scheme import Scheme, idle_floors, parse_floors
 from compression.selection import topk_indices
 from compression.wire import (
     DOWN,
