@@ -288,7 +288,6 @@ _REQUEST_SCALARS: Final[dict[str, type]] = {
     "kind": str,
     "experiment": str,
     "operator": str,
-    "codec": str,
     "allocation": str,
     "values": str,
     "floor": int,
@@ -307,6 +306,8 @@ def write_request(request: NodeRequest) -> RecordDict:
         head[name] = getattr(request, name)
     if request.ratio is not None:
         head["ratio"] = request.ratio
+    if request.codec != "portable":
+        head["codec"] = request.codec
     for name in ("floors", "operator_args"):
         if text := getattr(request, name):  # Flower cannot count the bytes of an empty text
             head[name] = text
@@ -353,6 +354,7 @@ def read_request(content: RecordDict) -> NodeRequest:
         layout_json=_scalar(head, "layout", str) if "layout" in head else None,
         floors=_scalar(head, "floors", str) if "floors" in head else "",
         operator_args=_scalar(head, "operator_args", str) if "operator_args" in head else "",
+        codec=_scalar(head, "codec", str) if "codec" in head else "portable",
         ratio=_scalar(head, "ratio", float) if "ratio" in head else None,
         config=dict(content.config_records.get(CONFIG, ConfigRecord())),  # type: ignore[arg-type]
         **scalars,  # type: ignore[arg-type]
