@@ -327,3 +327,20 @@ def test_an_empty_layout() -> None:
         assert decode(layout, got.payload).updates == ()
         assert len(got.payload) == dense_bytes_on_wire(layout, header) == smallest_bytes(layout, header, Scheme(name))
         assert (got.alpha, got.miss, got.everything_fits) == (1.0, False, True)
+
+
+@pytest.mark.slow
+def test_a_layer_of_a_hundred_million() -> None:
+    """Beside one of a single element; half a gigabyte of float32, a budget of a megabyte."""
+    d = 10**8
+    rng = np.random.default_rng(1)
+    layout = flat_layout([d, 1])
+    x = [rng.standard_normal(d, dtype=np.float32), np.array([2.5], np.float32)]
+    for scheme in (Scheme(), Scheme(values="bf16"), Scheme(operator="randk"), Scheme(allocation="uniform")):
+        got = compress(layout, header_of(layout), x, None, scheme, 1_000_000, seed=3)
+        assert 990_000 <= len(got.payload) <= 1_000_000
+        found = decode(layout, got.payload)
+        assert all(same_update(a, b) for a, b in zip(got.updates, found.updates, strict=True))
+        support = found.updates[0].indices if found.updates[0] is not None else None
+        assert support is not None
+        assert support[-1] > 0.99 * d
