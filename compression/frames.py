@@ -6,11 +6,13 @@ zstandard is optional: with it some streams are smaller, without it all others a
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import Any
 
 from compression.errors import WireError
 
 VARINT_MOST_BYTES = 9
+_held = threading.local()  # a compressor must not be used by two threads at once
 
 
 def varint_bytes(number: int) -> int:
@@ -74,7 +76,9 @@ def framed(plain: bytes) -> bytes | None:
     zstandard = _zstandard()
     if zstandard is None:
         return None
-    frame = bytes(zstandard.ZstdCompressor(level=1).compress(plain))
+    if not hasattr(_held, "compressor"):  # making one costs more than using it
+        _held.compressor = zstandard.ZstdCompressor(level=1)
+    frame = bytes(_held.compressor.compress(plain))
     return varint(len(frame)) + frame
 
 
