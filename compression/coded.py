@@ -357,17 +357,17 @@ def _lowrank(layer: Layer, x: NDArray[Any], made: int, contractive: bool, key: K
         for _ in range(_POWER):
             basis = matrix @ (matrix.T @ np.linalg.qr(basis)[0])
         p = np.linalg.qr(basis)[0].T.astype(layer.dtype)
-        q = (largest * (matrix.T @ p.T.astype(np.float64))).T.astype(layer.dtype)
-        body = bytes((coding.id,)) + varint(rank) + coding.encode(p.reshape(-1)) + coding.encode(q.reshape(-1))
-        left = x - _rebuilt(p, q)
-        if float(np.linalg.norm(left / (largest or 1.0))) < float(np.linalg.norm(x / (largest or 1.0))) or not largest:
-            return body
+        with np.errstate(over="ignore", invalid="ignore"):  # factors beyond the dtype bring nothing nearer
+            q = (largest * (matrix.T @ p.T.astype(np.float64))).T.astype(layer.dtype)
+            left = float(np.linalg.norm((x - _rebuilt(p, q)) / (largest or 1.0)))
+        if left < float(np.linalg.norm(x / (largest or 1.0))) or not largest:
+            return bytes((coding.id,)) + varint(rank) + coding.encode(p.reshape(-1)) + coding.encode(q.reshape(-1))
     return bytes((coding.id,)) + varint(0) + coding.encode(x)
 
 
 def _lowrank_bytes(made: int, layer: Layer) -> int:
     rows, columns = _shape(layer)
-    rank = _rank(layer, made)
+    rank = _rank(layer, made)  # values near the dtype's largest, whose factors overflow, may be sent as they are
     return 1 + 9 + (rank * (rows + columns) if rank else layer.size) * layer.itemsize
 
 

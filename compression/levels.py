@@ -122,8 +122,9 @@ class Sample:
         ranks = np.clip(np.searchsorted(self.counts, k), 1, self.counts.size)
         counts = np.concatenate(([0.0], self.counts))
         weights = np.diff(counts)
-        sums = np.concatenate(([0.0], np.cumsum(weights * self.descending)))
-        squares = np.concatenate(([0.0], np.cumsum(weights * self.descending**2)))
+        unit = self.descending / (self.descending[0] or 1.0)  # shares have no scale, and squares would overflow
+        sums = np.concatenate(([0.0], np.cumsum(weights * unit)))
+        squares = np.concatenate(([0.0], np.cumsum(weights * unit**2)))
         finest = max(widths)
         ends = self.cuts(ranks, finest)  # those of fewer bits are among them
         held, total, whole = counts[ends], sums[ends], squares[ranks]

@@ -201,6 +201,15 @@ def test_filters_whose_corners_are_zero_do_not_mislead_samples(period: int) -> N
     assert sum(got.error_sq) < 0.6 * sum(plain.error_sq)
 
 
+def test_values_whose_squares_sums_overflow() -> None:
+    """1e152: their squared norm is a float64, the square of their sum is not. (Warnings are errors.)"""
+    x = [np.full(300, 1e152), np.full(20, 1e-200)]
+    layout = flat_layout([300, 20], "float64")
+    got = compress(layout, header_of(layout), x, None, Scheme(), 150)
+    assert len(got.payload) <= 150
+    assert got.error_sq[0] <= got.norm_sq[0]
+
+
 def test_bytes_between_two_precisions_are_spent() -> None:
     """Alike layers of normal values change precision all at once: what lies between is used all the same.
 
