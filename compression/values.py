@@ -112,7 +112,8 @@ def _encode_bf16(values: NDArray[Any]) -> bytes:
 
 def _decode_bf16(data: Buffer, n: int, dtype: str | np.dtype[Any]) -> NDArray[Any]:
     bits = np.frombuffer(data, dtype="<u2", count=n).astype(np.uint32) << np.uint32(16)
-    return bits.view(np.float32).astype(dtype, copy=False)
+    with np.errstate(invalid="ignore"):  # a peer's signalling NaN, which the caller refuses
+        return bits.view(np.float32).astype(dtype, copy=False)
 
 
 def _encode_fp32(values: NDArray[Any]) -> bytes:
@@ -120,7 +121,8 @@ def _encode_fp32(values: NDArray[Any]) -> bytes:
 
 
 def _decode_fp32(data: Buffer, n: int, dtype: str | np.dtype[Any]) -> NDArray[Any]:
-    return np.frombuffer(data, dtype="<f4", count=n).astype(dtype)
+    with np.errstate(invalid="ignore"):  # as in _decode_bf16
+        return np.frombuffer(data, dtype="<f4", count=n).astype(dtype)
 
 
 def _encode_fp64(values: NDArray[Any]) -> bytes:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compression.errors import ConfigError, WireError
 from compression.indices import decode_rice, encode_rice, rice_bytes, rice_bytes_bound
-from compression.values import BF16, FP32, FP64, VALUES, coding_for
+from compression.values import BF16, FP32, FP64, VALUES, ValueCoding, coding_for
 
 supports = st.integers(1, 3000).flatmap(
     lambda d: st.tuples(st.just(d), st.sets(st.integers(0, d - 1), max_size=200).map(sorted))
@@ -179,3 +179,9 @@ def test_a_coding_is_never_wider_than_its_layer() -> None:
     assert coding_for("native", "float64") is FP64
     with pytest.raises(ConfigError, match="did you mean 'bf16'"):
         coding_for("bf61", "float32")
+
+
+@pytest.mark.parametrize(("coding", "data"), [(BF16, b"\x81\x7f"), (FP32, b"\x01\x00\x80\x7f")])
+def test_a_signalling_nan_of_a_peer_gives_no_warning(coding: ValueCoding, data: bytes) -> None:
+    """Widened to float64 it raises the processor's invalid flag, and warnings are errors here. (Found by fuzzing.)"""
+    assert np.isnan(coding.decode(data, 1, "float64")).all()

@@ -11,6 +11,7 @@ import hashlib
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -76,6 +77,7 @@ def keep(bodies: Iterable[bytes]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Fuzz; the exit status is 0 when nothing but WireError was raised."""
+    warnings.simplefilter("error")
     seconds = float(next((a for a in arguments if not a.startswith("-")), 600))
     if "--write-corpus" in arguments:
         keep(m[:-CHECKSUM_BYTES] for m in messages().values())
