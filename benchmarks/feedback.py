@@ -56,7 +56,7 @@ class Problem:
 
 PROBLEMS: Final[Mapping[str, Problem]] = {
     "digits": Problem(
-        {"task": "digits", "target-accuracy": 0.95}, (0.1, 0.2, 0.3, 0.5, 0.7, 1.0), tuning=3, seeds=20, most_rounds=600
+        {"task": "digits", "target-accuracy": 0.95}, (0.05, 0.1, 0.2, 0.3, 0.5), tuning=3, seeds=20, most_rounds=600
     ),
     "fashion-mnist": Problem(
         {"task": "fashion-mnist", "model": "mlp", "target-accuracy": 0.8, "evaluate-every": 2},
