@@ -22,7 +22,7 @@ from app.config import RunConfig, patterns
 from app.table import human_bytes, human_seconds
 from bandwidth import uplink_budget_bytes
 from compression import DOWN, UP, Header, Layout, Slot, compress, dense_bytes_on_wire, tag4
-from compression.randomness import words
+from compression.randomness import normals
 from strategies.allowance import DAY_S
 from strategies.network import SimulatedNetwork
 
@@ -124,7 +124,10 @@ def make_plan(config: RunConfig, arrays: Mapping[str, NDArray[np.generic]], coun
         slots=((Slot.H, bytes(8)),),
     )
     _, travels_whole = layout.split(arrays)
-    update = [_random_update(layout.layers[i].size, layout.layers[i].dtype, i) for i in layout.compressed]
+    update = [
+        normals(layout.layers[i].size, seed=0, round_=i, purpose="plan").astype(layout.layers[i].dtype)
+        for i in layout.compressed
+    ]
     dense_bytes = dense_bytes_on_wire(layout, header)
     down_header = Header(
         kind=DOWN, layout_digest=layout.digest, experiment=tag4("plan"), client=tag4(""), incarnation=1, round=1
@@ -189,15 +192,6 @@ def make_plan(config: RunConfig, arrays: Mapping[str, NDArray[np.generic]], coun
         server_memory_bytes=8 * layout.compressed_size + 2 * model_bytes,
         limit_bytes_per_day=limit,
     )
-
-
-def _random_update(size: int, dtype: str, layer: int) -> NDArray[Any]:
-    """Normal values, the same in every plan."""
-    half = (size + 1) // 2
-    raw = words(2 * half, seed=0, round_=layer, purpose="plan").astype(np.float64) * 2.0**-64
-    radius = np.sqrt(-2.0 * np.log1p(-raw[:half]))
-    turn = 2.0 * np.pi * raw[half:]
-    return np.concatenate((radius * np.cos(turn), radius * np.sin(turn)))[:size].astype(dtype)
 
 
 def plan_text(plan: Plan, *, unit: str = "bytes", width: int = 120) -> str:

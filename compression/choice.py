@@ -82,7 +82,7 @@ def choose(works: Sequence[Work], sizes: Sizes, base: int, scheme: Scheme, budge
         return _or_uniform(works, sizes, base, budget_bytes, tables or (), counts, sent)
     even_counts, _ = walked(even)
     even_sent = send(works, even_counts)
-    if math.fsum(p.error_sq for p in even_sent) < math.fsum(p.error_sq for p in sent):
+    if _lost(even_sent) < _lost(sent):
         return even_counts, even_sent
     return counts, sent
 
@@ -162,10 +162,8 @@ def refilled(
     if scheme.unit != "bytes" or saved < REFILL * budget_bytes:
         return counts, sent, gaps
     best, least = (counts, sent, gaps, [work.coding for work in works]), _lost(sent)
-    low, high = (
-        (budget_bytes, total_size(works, counts, base) - saved),
-        (0, 0),
-    )  # (budget asked for, bytes made of it): fits; does not
+    # (budget asked for, bytes made of it): of one that fits, and of one that does not
+    low, high = (budget_bytes, total_size(works, counts, base) - saved), (0, 0)
     wider = budget_bytes + saved
     for _ in range(REFILLS):
         counts, sent = choose(works, sizes, base, scheme, wider)
@@ -200,7 +198,7 @@ def _or_uniform(
     sent: Sent,
 ) -> tuple[Counts, Sent]:
     """A joint choice, or one ratio at bf16 where that loses less: tried where the tables say that it might."""
-    lost = math.fsum(piece.error_sq for piece in sent)
+    lost = _lost(sent)
     plain = replace(sizes, itemsize=np.full(len(works), BF16.itemsize))
     path = al.uniform(plain, ())
     guess = path.counts(max(0, budget_bytes - base))
@@ -215,7 +213,7 @@ def _or_uniform(
         work.write_as(BF16)
     even_counts, _ = al.fit(_Shifted(path, base), lambda k: total_size(works, k, base), budget_bytes)
     even_sent = send(works, even_counts)
-    if math.fsum(piece.error_sq for piece in even_sent) < lost:
+    if _lost(even_sent) < lost:
         return even_counts, even_sent
     for work, coding in zip(works, chosen, strict=True):
         work.write_as(coding)

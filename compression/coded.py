@@ -58,7 +58,6 @@ from compression.level_coding import (
 from compression.quantise import (
     NATURAL_OMEGA,
     NEAREST_ALPHA,
-    Powers,
     Quantised,
     Quantiser,
     block_norms,
@@ -71,14 +70,12 @@ from compression.quantise import (
     restore_nonzero,
     restore_powers,
 )
-from compression.randomness import words
-from compression.values import FP16, FP32, FP64, VALUES, ValueCoding
+from compression.randomness import normals
+from compression.values import FP16, NATIVE, VALUES, ValueCoding
 
-Buffer = bytes | bytearray | memoryview
 Arguments = Quantiser | int | None
 Found = tuple[NDArray[np.int64] | None, NDArray[Any]]
 SPARSE_BELOW = 8  # one coordinate in so many is not zero: decoded as positions and values
-_NATIVE = {"float32": FP32, "float64": FP64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +171,7 @@ def _make_sign(args: Mapping[str, Any]) -> Quantiser:
 
 def _write_levels(q: Quantised, layer: Layer) -> bytes:
     mode, stream = encode_levels(q.levels, q.quantiser.levels)
-    coding = FP16 if q.quantiser.norms == "fp16" else _NATIVE[layer.dtype]
+    coding = FP16 if q.quantiser.norms == "fp16" else NATIVE[layer.dtype]
     head = bytes((mode << 4 | coding.id,)) + varint(q.quantiser.levels) + varint(q.quantiser.block)
     return head + encode_norms(q) + stream
 
@@ -182,7 +179,7 @@ def _write_levels(q: Quantised, layer: Layer) -> bytes:
 def _read_levels(data: memoryview, layer: Layer) -> tuple[Found, int]:
     reader = _Reader(data)
     lead = reader.byte()
-    native = _NATIVE[layer.dtype]
+    native = NATIVE[layer.dtype]
     if lead & 15 not in (FP16.id, native.id):
         raise WireError("norms", f"norm coding {lead & 15} for {layer.dtype}")
     levels = reader.varint(1, 1 << 14, "levels")
@@ -273,8 +270,7 @@ def _sign_alpha(made: Quantiser, layer: Layer) -> float:
 
 
 def _natural(layer: Layer, x: NDArray[Any], made: None, contractive: bool, key: Key) -> bytes:
-    key_of = {"seed": key.seed, "round_": key.layer, "purpose": layer.name}
-    powers = nearest_power(x) if contractive else natural(x, **key_of)  # type: ignore[arg-type]
+    powers = nearest_power(x) if contractive else natural(x, seed=key.seed, round_=key.layer, purpose=layer.name)
     mode, stream = encode_exponents(powers)
     return bytes((mode << 4,)) + stream
 
@@ -300,7 +296,6 @@ def _read_natural(data: memoryview, layer: Layer) -> tuple[Found, int]:
     lead = reader.byte()
     if lead & 15:
         raise WireError("coding", f"value coding {lead & 15} of powers of two")
-    powers: Powers
     powers, used = decode_exponents(lead >> 4, reader.rest(), layer.size, *exponent_range(layer.dtype))
     return (None, restore_powers(powers, layer.dtype)), reader.at + used
 
@@ -329,14 +324,6 @@ def _rank(layer: Layer, rank: int) -> int:
     return rank if rank * (rows + columns) < layer.size else 0
 
 
-def _gaussian(n: int, key: Key, name: str) -> NDArray[np.float64]:
-    half = (n + 1) // 2
-    raw = words(2 * half, seed=key.seed, round_=key.layer, purpose=f"{name}/lowrank").astype(np.float64) * 2.0**-64
-    radius = np.sqrt(-2.0 * np.log1p(-raw[:half] * (1 - 2.0**-53)))
-    turn = 2.0 * np.pi * raw[half:]
-    return np.concatenate((radius * np.cos(turn), radius * np.sin(turn)))[:n]
-
-
 def _rebuilt(p: NDArray[Any], q: NDArray[Any]) -> NDArray[Any]:
     """P Q^T as rank-ordered outer products; (r, rows) and (r, columns) -> (rows * columns,)."""
     total = np.zeros((p.shape[1], q.shape[1]), p.dtype)
@@ -347,13 +334,14 @@ def _rebuilt(p: NDArray[Any], q: NDArray[Any]) -> NDArray[Any]:
 
 
 def _lowrank(layer: Layer, x: NDArray[Any], made: int, contractive: bool, key: Key) -> bytes:
-    coding = _NATIVE[layer.dtype]
+    coding = NATIVE[layer.dtype]
     rank = _rank(layer, made)
     if rank:
         rows, columns = _shape(layer)
         largest = float(np.abs(x).max())
         matrix = x.astype(np.float64).reshape(rows, columns) / (largest or 1.0)
-        basis = matrix @ _gaussian(columns * rank, key, layer.name).reshape(columns, rank)
+        drawn = normals(columns * rank, seed=key.seed, round_=key.layer, purpose=f"{layer.name}/lowrank")
+        basis = matrix @ drawn.reshape(columns, rank)
         for _ in range(_POWER):
             basis = matrix @ (matrix.T @ np.linalg.qr(basis)[0])
         p = np.linalg.qr(basis)[0].T.astype(layer.dtype)
@@ -375,7 +363,7 @@ def _read_lowrank(data: memoryview, layer: Layer) -> tuple[Found, int]:
     reader = _Reader(data)
     lead = reader.byte()
     coding: ValueCoding | None = VALUES.by_id(lead)
-    if coding is not _NATIVE[layer.dtype]:
+    if coding is not NATIVE[layer.dtype]:
         raise WireError("coding", f"factors in value coding {lead} for {layer.dtype}")
     rows, columns = _shape(layer)
     rank = reader.varint(0, max(0, (layer.size - 1) // max(1, rows + columns)), "rank")

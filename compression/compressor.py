@@ -28,7 +28,7 @@ from compression.errors import LayoutError, UpdateError
 from compression.frames import varint_bytes
 from compression.indices import rice_bytes_bound
 from compression.layout import Layer, Layout
-from compression.operators import IDENTITY, Operator
+from compression.operators import IDENTITY, QUANT, Operator
 from compression.randomness import words
 from compression.scheme import Scheme
 from compression.selection import Buffers
@@ -200,7 +200,7 @@ def _exceeds(scheme: Scheme, works: Sequence[Work], cap: Counts, base: int, budg
 def _alpha(work: Work, piece: Piece, k: int, complete: bool, operator: Operator) -> float:
     """Contraction factor of one layer: of chance in expectation, else as measured or as K says."""
     if isinstance(work, CodedWork):
-        if operator.unbiased and CODED[operator.name].omega is not None and work.made is not None:
+        if operator is QUANT:
             return CODED[operator.name].alpha(work.made, work.layer)
         return max(0.0, 1.0 - piece.error_sq / piece.norm_sq) if piece.norm_sq > 0 else 1.0
     return _kept_after_rounding(work, piece) * (1.0 if complete else operator.alpha(k, work.d))

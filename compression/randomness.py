@@ -31,6 +31,15 @@ def uniforms(n: int, *, seed: int, client: str = "", round_: int = 0, purpose: s
     return (w >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+def normals(n: int, *, seed: int, client: str = "", round_: int = 0, purpose: str) -> NDArray[np.float64]:
+    """n standard normal numbers, by Box and Muller from the uniform ones; shape (n,)."""
+    half = (n + 1) // 2
+    drawn = uniforms(2 * half, seed=seed, client=client, round_=round_, purpose=purpose)
+    radius = np.sqrt(-2.0 * np.log1p(-drawn[:half]))
+    turn = 2.0 * np.pi * drawn[half:]
+    return np.concatenate((radius * np.cos(turn), radius * np.sin(turn)))[:n]
+
+
 def permutation(n: int, *, seed: int, client: str = "", round_: int = 0, purpose: str) -> NDArray[np.int64]:
     """A permutation of range(n): the stable order of n words; shape (n,)."""
     drawn = words(n, seed=seed, client=client, round_=round_, purpose=purpose)

@@ -407,12 +407,10 @@ def _encode_record(layer: Layer, record: Record, verified: bool) -> list[bytes]:
     if support is None:
         return [bytes((record.operator.id, ix.DENSE << 4 | coding.id)), stream]
     count = varint(support.size)
-    if record.seed is None:
-        how, index_stream = ix.RICE, b""
-        if record.gaps is not None:
-            how, index_stream = ix.GAPS, record.gaps
-        else:
-            index_stream = ix.encode_rice(support, d, record.rice)
+    if record.gaps is not None:
+        how, index_stream = ix.GAPS, record.gaps
+    elif record.seed is None:
+        how, index_stream = ix.RICE, ix.encode_rice(support, d, record.rice)
     else:
         how, index_stream = ix.SEED, record.seed.to_bytes(ix.SEED_BYTES, "little") if support.size else b""
     if not coding.fitted and 2 + len(count) + len(index_stream) + len(stream) >= dense_record_bytes(d, coding):

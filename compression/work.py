@@ -251,11 +251,11 @@ class CodedWork(Work):
         coded = CODED[self.operator.name]
         self.body = coded.encode(self.layer, self.x, self.made, self.contractive, self.key)
         (support, values), _ = coded.decode(memoryview(self.body), self.layer)
-        left = self.x.copy()
         if support is None:
             error_sq = error_sq_of(self.x, values)
         else:
             lost_sq = error_sq_of(self.x[support], values)
+            left = self.x.copy()
             left[support] = 0.0
             error_sq = sum_squares(left) + lost_sq
         return Piece(LayerUpdate(support, values), error_sq, norm_sq, None, error_sq)
