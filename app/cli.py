@@ -31,7 +31,7 @@ other, not both. All are checked before anything runs, and all problems are repo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status: 0, or 2 for a mistake that the message explains."""
+    """Run one command; returns its exit status: 0, 2 for a mistake that the message explains, 130 when stopped."""
     parser = argparse.ArgumentParser(prog="kimad", description="Federated training over slow, unequal links.")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run one experiment in this process, without Flower's engine")
@@ -55,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KimadError as error:
         print(f"kimad: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as error:
+        print(f"kimad: {error or 'stopped'}", file=sys.stderr)
+        return 130
 
 
 def read_settings(settings: Sequence[str], file: Path | None) -> dict[str, Any]:
@@ -105,7 +108,7 @@ def _run(arguments: argparse.Namespace) -> int:
     count = _count(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.getLogger("flwr").propagate = False
-    run_dir = RunDir(config.run_dir)
+    run_dir = RunDir(config.run_dir, resume=config.resume)
     grid = InProcessGrid.of_partitions(client_app, count, config.as_dict(), run_dir.path / "clients")
     run_experiment(config, grid, f"in-process-{config.seed}", run_dir)
     return 0

@@ -81,6 +81,13 @@ class RunConfig(BaseModel):
     server_lr: float = Field(1.0, gt=0, description="its learning rate; SGD at 1.0 is FedAvg's step")
     evaluate: str = Field("server", description="server, clients or none")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
+    on_failure: str = Field(
+        "drop", description="a client that fails is left out of the round (drop), or asked the same again (retry)"
+    )
+    mirrors: bool = Field(True, description="the server keeps a copy of every memory, for clients that lose theirs")
+    leave_after: int = Field(50, ge=0, description="rounds a client's node may be gone before it leaves; 0: any number")
+    checkpoint_every: int = Field(10, ge=0, description="rounds between checkpoints in the run directory; 0: none")
+    resume: bool = Field(False, description="go on from the newest checkpoint in run-dir, if there is one")
     durability: str = Field("process", description="client state survives a killed process, or (full) a power cut")
 
     links: str = Field("cellular", description="kind of simulated links (docs/links.md)")
@@ -138,6 +145,10 @@ class RunConfig(BaseModel):
             target_loss=self.target_loss or None,
             stop_at_target=self.stop_at_target,
             durability=self.durability,
+            on_failure=self.on_failure,
+            mirrors=self.mirrors,
+            leave_after=self.leave_after,
+            checkpoint_every=self.checkpoint_every,
         )
 
     def target(self) -> Target:
@@ -229,6 +240,8 @@ def parse(run_config: Mapping[str, Any]) -> RunConfig:
             f"run-dir is {config.run_dir!r}: expected an absolute path, because Flower runs the app from a copy; "
             f"try {os.path.abspath(config.run_dir)!r}"
         )
+    if config.resume and not config.run_dir:
+        problems.append("resume is true without run-dir: name the folder of the run that is to go on")
     try:
         config.model_copy(update={"deadline": 0.0}).settings("check")
     except ConfigError as error:

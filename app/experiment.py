@@ -41,6 +41,7 @@ def run_experiment(config: RunConfig, grid: Grid, experiment: str, run_dir: RunD
     Returns:
         The summary, as written to summary.json.
     """
+    _say_changes(run_dir.config_before(), config)
     run_dir.write_config(config.as_dict())
     effective = ", ".join(f"{key}={value!r}" for key, value in sorted(config.as_dict().items()))
     _log.info("configuration: %s", effective)
@@ -57,11 +58,25 @@ def run_experiment(config: RunConfig, grid: Grid, experiment: str, run_dir: RunD
         run_dir.append_wall(wall)
         _log.info("%s", table.live_line(row, rounds=config.num_rounds, dense_bytes=row["uplink_dense_bytes"]))
 
+    def on_resume(rounds: int) -> None:
+        nonlocal saved
+        rows.extend(run_dir.keep_rounds(rounds))
+        saved = sum(row["uplink_dense_bytes"] - row["uplink_bytes"] for row in rows)
+        run_dir.clear("dense")
+
     task.check(None)
     whole = config.whole or whole_of(task)
     settings = replace(config.settings(experiment), whole=patterns(whole))
     network: SimulatedNetwork[Reply] = SimulatedNetwork(config.link_settings())
-    strategy = Kimad(settings, network, on_round=on_round, on_clients=task.check)
+    strategy = Kimad(
+        settings,
+        network,
+        on_round=on_round,
+        on_clients=task.check,
+        state_dir=run_dir.path / "server",
+        resume=config.resume,
+        on_resume=on_resume,
+    )
     result = strategy.start(
         grid=grid,
         initial_arrays=to_record(task.initial_arrays()),
@@ -125,6 +140,9 @@ def run_dense(
         stop_after_s=limit_s,
         max_bytes_per_day=None,
         whole=whole,
+        mirrors=False,
+        leave_after=0,
+        checkpoint_every=0,
     )
     dense_rows: Rows = []
 
@@ -146,6 +164,14 @@ def run_dense(
     if config.target().reached(dense_rows[-1][config.target().field]):
         return dense_rows, "target"
     return dense_rows, "time limit" if dense_rows[-1]["virtual_s"] >= limit_s else "round limit"
+
+
+def _say_changes(before: Mapping[str, Any] | None, config: RunConfig) -> None:
+    """Name the keys that a run which goes on has with other values than before."""
+    now = config.as_dict()
+    changed = {key: value for key, value in (before or {}).items() if now.get(key) != value and key != "resume"}
+    for key, value in sorted(changed.items()):
+        _log.warning("%s was %r when this run began and is %r now", key, value, now.get(key))
 
 
 def links_text(config: RunConfig) -> str:

@@ -5,6 +5,7 @@
     |-- rows.jsonl         one JSON object a round; equal for equal seeds, so two runs can be compared byte for byte
     |-- wall.jsonl         wall-clock times, which differ from run to run and so stand apart
     |-- model.safetensors  the final model
+    |-- server/            checkpoints and mirrors, from which a killed run goes on (strategies/checkpoint.py)
     |-- summary.json       written last: a run that has one is whole
     `-- dense/             the same files, without a summary, of the dense run over the same links
 
@@ -27,6 +28,7 @@ from safetensors.numpy import save
 
 from compression.errors import ConfigError, StateError
 from protocol.files import sync_directory, write_atomic
+from protocol.filesystem import LOCAL
 
 __all__ = ["ROW_FIELDS", "DenseStopped", "Row", "RunDir", "Target", "count", "read_rows", "summarise"]
 
@@ -145,6 +147,7 @@ class RunDir:
         path: absolute path of the directory. Flower runs an unpacked copy of the project, so a relative path would end
             up in that copy.
         inner: whether this is a run inside another run's directory, which has no summary of its own; see `sub`.
+        resume: whether a run that is there goes on; its summary, and a dense run beside it, are made anew.
 
     Raises:
         ConfigError: the path is relative, is no directory, cannot be made, or holds a run.
@@ -153,7 +156,7 @@ class RunDir:
     path: Path
     inner: bool
 
-    def __init__(self, path: str | Path, *, inner: bool = False) -> None:
+    def __init__(self, path: str | Path, *, inner: bool = False, resume: bool = False) -> None:
         given, path = str(path), Path(path)
         object.__setattr__(self, "path", path)
         object.__setattr__(self, "inner", inner)
@@ -165,15 +168,17 @@ class RunDir:
         if path.exists() and not path.is_dir():
             raise ConfigError(f"run-dir {path} is a file; expected a directory or a path that does not exist yet")
         held = [name for name in ("rows.jsonl", "summary.json") if (path / name).exists()]
-        if held:
+        if held and not resume:
             raise ConfigError(
-                f"run-dir {path} already holds a run ({' and '.join(held)}); choose another run-dir, or move or delete "
-                "this one"
+                f"run-dir {path} already holds a run ({' and '.join(held)}); set resume = true to go on, choose "
+                "another run-dir, or move or delete this one"
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"run-dir {path} cannot be made ({error}); choose another run-dir") from error
+        if resume:
+            (path / "summary.json").unlink(missing_ok=True)
 
     def sub(self, name: str) -> RunDir:
         """Directory of a run inside this one, such as the dense run; it has rows but no summary.
@@ -187,6 +192,39 @@ class RunDir:
         if name in ("", ".", "..") or Path(name).name != name:
             raise ConfigError(f"sub-run {name!r}: expected one plain directory name")
         return RunDir(self.path / name, inner=True)
+
+    def clear(self, name: str) -> None:
+        """Remove the directory of a run inside this one, which is to be made anew."""
+        LOCAL.remove(self.path / name)
+
+    def keep_rounds(self, rounds: int) -> list[dict[str, Any]]:
+        """Keep the rows of the first rounds only: what came after them was not in the checkpoint and comes again.
+
+        Returns:
+            The rows kept.
+
+        Raises:
+            StateError: fewer rows are there than that.
+        """
+        path = self.path / "rows.jsonl"
+        rows = [row for row in read_rows(path) if row["round"] <= rounds] if path.exists() else []
+        if len(rows) < rounds:
+            raise StateError(f"{path} has {len(rows)} rows of the {rounds} rounds in the checkpoint; was it changed?")
+        for name in ("rows.jsonl", "wall.jsonl"):
+            path = self.path / name
+            if path.exists():
+                lines = path.read_bytes().split(b"\n")[:-1]
+                kept = [line for line in lines if json.loads(line)["round"] <= rounds]
+                write_atomic(path, b"".join(line + b"\n" for line in kept))
+        return rows
+
+    def config_before(self) -> dict[str, Any] | None:
+        """The configuration that a run in this directory had; None if there was none."""
+        try:
+            found = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
 
     def write_config(self, config: Row) -> Path:
         """Write the effective configuration to config.json and return its path."""

@@ -18,7 +18,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Parse the run keys, run the experiment on Flower's grid, say where the results are."""
     config = parse(context.run_config)
-    run_dir = RunDir(config.run_dir or default_run_dir(context.run_id))
+    run_dir = RunDir(config.run_dir or default_run_dir(context.run_id), resume=config.resume)
     summary = run_experiment(config, grid, f"run-{context.run_id}", run_dir)
     if summary["rounds"] and len(list(grid.get_node_ids())) < 3:
         logging.getLogger("flwr.kimad").info(

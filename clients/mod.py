@@ -13,7 +13,7 @@ their own words (clients/legacy.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -21,55 +21,81 @@ from typing import Final, TypeVar
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from numpy.typing import NDArray
 
 from bandwidth import Estimate, Sample, make_estimator, uplink_budget_bytes
 from bandwidth.estimators import from_dict, to_dict
 from clients.legacy import instructions, is_legacy, result
-from compression import UP, Compressed, Header, Layout, Scheme, Slot, compress, decode, difference, parse_floors, tag4
+from compression import (
+    UP,
+    Compressed,
+    Decoded,
+    Header,
+    Layout,
+    Scheme,
+    Slot,
+    compress,
+    decode,
+    difference,
+    parse_floors,
+    tag4,
+)
 from compression.errors import LayoutError, ProtocolError, UpdateError
 from protocol import (
     Assignment,
     Attempt,
-    ClientStore,
-    Memory,
+    Entry,
     NodeReply,
     NodeRequest,
     Pending,
     Report,
+    Store,
     is_ours,
     read_request,
-    settle,
     write_reply,
 )
 from protocol.messages import with_content
 from protocol.records import ARRAYS, CONFIG
-from protocol.store import default_root
+from protocol.store import FloatArray, default_root
 
 CODINGS: Final = "dense,rice,seed"  # what this client can decode
 NUM_EXAMPLES: Final = "num-examples"
+STATE: Final = "state"  # the slot of the app's own Context.state
+_ESTIMATE: Final = ("up_bps", "up_spread", "up_age_s", "up_samples", "up_source")
+_STORED: Final = ("examples", "compute_s", "budget_bytes", "norm_sq", "error_sq", *_ESTIMATE)
 R = TypeVar("R")
 
 
 def kimad_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Answer one message of the Kimad strategy for every client it names."""
+    """Answer one message of the Kimad strategy for every client it names; one append to disk for all of them."""
     if not message.has_content() or not is_ours(message.content):
         return call_next(message, context)
     started_s = time.perf_counter()
     request = read_request(message.content)
-    reports: list[Report] = []
-    payloads: dict[tuple[str, int], bytes] = {}
-    metrics: dict[str, Mapping[str, int | float | list[int] | list[float]]] = {}
-    for assignment in request.assignments:
-        client = assignment.client or client_id(context)
-        store = ClientStore(state_root(context), request.experiment, client, durable=request.durability == "full")
-        answer = _answer(message, context, call_next, request, assignment, store, started_s)
-        reports.append(answer.report)
-        if answer.payload is not None:
-            payloads[client, assignment.part] = answer.payload
-        if answer.metrics:
-            metrics[client] = answer.metrics
-    reply = NodeReply(request.experiment, tuple(reports), payloads=payloads, metrics=metrics)
+    answers: list[_Answer] = []
+    name, durable = client_id(context), request.durability == "full"
+    with Store(state_root(context), request.experiment, name, durable=durable) as store:
+        if request.layout_json is not None:
+            store.use(Layout.from_json(request.layout_json))
+        try:
+            for assignment in request.assignments:
+                turn = _Turn(message, context, call_next, request, assignment, store, started_s)
+                answers.append(_answer(turn, assignment.client or name))
+        except BaseException:
+            store.commit()  # what is settled stays settled, whatever the app's code does
+            raise
+        if request.forget:
+            store.forget()
+        else:
+            store.commit()
+    reply = NodeReply(
+        request.experiment,
+        tuple(a.report for a in answers),
+        payloads={(a.report.client, a.report.part): a.payload for a in answers if a.payload is not None},
+        metrics={a.report.client: a.metrics for a in answers if a.metrics},
+    )
     return Message(write_reply(reply), reply_to=message)
 
 
@@ -87,108 +113,124 @@ def state_root(context: Context) -> Path:
     return Path(str(configured)) if configured else default_root()
 
 
+Metrics = Mapping[str, int | float | list[int] | list[float]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     report: Report
     payload: bytes | None = None
-    metrics: Mapping[str, int | float | list[int] | list[float]] | None = None
+    metrics: Metrics | None = None
 
 
-def _answer(
-    message: Message,
-    context: Context,
-    call_next: ClientAppCallable,
-    request: NodeRequest,
-    assignment: Assignment,
-    store: ClientStore,
-    started_s: float,
-) -> _Answer:
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One client's turn at a message, with all that it needs."""
+
+    message: Message
+    context: Context
+    call_next: ClientAppCallable
+    request: NodeRequest
+    assignment: Assignment
+    store: Store
+    started_s: float
+
+
+def _answer(turn: _Turn, client: str) -> _Answer:
     """One client's part of a message: settle, and then what the message asks for."""
-    if request.kind == "hello":
-        if request.layout_json is None:
-            raise ProtocolError("bad-record", "a hello without a layout")
-        store.save_layout(Layout.from_json(request.layout_json))
-    layout = store.load_layout()
+    request, assignment, store = turn.request, turn.assignment, turn.store
     about = Report(
-        client=store.client,
+        client=client,
         status="need-layout",
         incarnation=assignment.incarnation,
         round=assignment.round,
         part=assignment.part,
         codings=CODINGS,
-        index=_int(context.node_config.get("partition-id")),
-        count=_int(context.node_config.get("num-partitions")),
-        max_bytes_per_day=_int(context.node_config.get("max-bytes-per-day")),
+        index=_int(turn.context.node_config.get("partition-id")),
+        count=_int(turn.context.node_config.get("num-partitions")),
+        max_bytes_per_day=_int(turn.context.node_config.get("max-bytes-per-day")),
     )
-    if layout is None:
+    if store.layout is None:
         return _Answer(about)
     if request.kind == "evaluate":
-        return _evaluate(message, context, call_next, request, layout, about)
+        return _evaluate(turn, store.layout, about)
 
-    memory, pending = store.load_memory(layout), store.load_pending()
+    entry = store.entry(client)
     if request.kind == "hello":  # acknowledges nothing, so it settles nothing
-        return _Answer(_known(replace(about, status="hello"), memory))
+        return _Answer(_known(replace(about, status="hello"), entry))
     if request.kind == "train":
-        if pending is not None and pending.attempt == assignment.attempt:  # asked again: the stored reply goes again
-            stored = replace(about, status="update", **pending.report)  # type: ignore[arg-type]
-            return _Answer(_known(stored, memory), payload=pending.payload)
-        newest = max(_order(memory.accepted), _order(pending.attempt if pending else None))
+        if entry.pending is not None and entry.pending.attempt == assignment.attempt:  # asked again
+            return _stored(store, entry, entry.pending, about)
+        newest = max(_order(entry.accepted), _order(entry.pending.attempt if entry.pending else None))
         if _order(assignment.attempt) <= newest:
             detail = f"a stale request, of {assignment.attempt}; the newest known is {newest}"
-            return _Answer(_known(replace(about, status="refused", detail=detail), memory))
-    settled = settle(memory, pending, layout, assignment.accepted, assignment.digest)
-    if settled.outcome == "lost":
-        return _Answer(_known(replace(about, status="lost-memory"), memory))
-    memory = _take_sample(settled.memory, request, assignment)
-    about = _known(_estimated(about, memory, request, assignment.now_s), memory)
-    if request.forget:
-        store.forget()
-        return _Answer(replace(about, status="settled"))
-    if memory is not settled.memory or settled.outcome == "accepted":
-        store.save_memory(layout, memory)
-    store.drop_pending()
+            return _Answer(_known(replace(about, status="refused", detail=detail), entry))
+    if store.settle(entry, assignment.accepted, assignment.digest) == "lost":
+        if (mirror := request.memories.get(client)) is None or assignment.digest is None:
+            return _Answer(_known(replace(about, status="lost-memory"), entry))
+        store.replace(entry, dense(store.layout, mirror), assignment.digest, assignment.accepted)
+    store.pass_horizon(entry, assignment.horizon)
+    _take_sample(store, entry, request, assignment)
+    about = _known(_estimated(about, entry, request, assignment.now_s), entry)
     if request.kind == "settle":
         return _Answer(replace(about, status="settled"))
-    return _train(message, context, call_next, request, assignment, store, layout, memory, about, started_s)
+    return _train(turn, store.layout, entry, about)
+
+
+def _stored(store: Store, entry: Entry, pending: Pending, about: Report) -> _Answer:
+    """The reply that was stored for this very attempt, once more."""
+    stored = pending.report
+    report = replace(about, status="update", **stored["report"])
+    return _Answer(_known(report, entry), store.payload(pending), stored["metrics"])
 
 
 def _order(attempt: Attempt | None) -> tuple[int, int]:
     return (attempt.incarnation, attempt.round) if attempt is not None else (0, 0)
 
 
-def _train(
-    message: Message,
-    context: Context,
-    call_next: ClientAppCallable,
-    request: NodeRequest,
-    assignment: Assignment,
-    store: ClientStore,
-    layout: Layout,
-    memory: Memory,
-    about: Report,
-    started_s: float,
-) -> _Answer:
-    """Train with the user's code, then cut, encode and store what it changed."""
-    received = model_arrays(request, layout)
-    config = {**request.config, "server-round": assignment.round, "seed": assignment.seed}
+def _train(turn: _Turn, layout: Layout, entry: Entry, about: Report) -> _Answer:
+    """Train with the user's code, then cut, encode and make pending what it changed."""
+    assignment, store = turn.assignment, turn.store
+    received = model_arrays(turn.request, layout)
+    config = {**turn.request.config, "server-round": assignment.round, "seed": assignment.seed}
+    _restore_state(turn.context, entry)
     training_s = time.perf_counter()
-    content = _call_user(message, context, call_next, received, config)
+    content = _call_user(turn, received, config)
     now_s = time.perf_counter()
     compute_s = assignment.compute_s if assignment.compute_s is not None else now_s - training_s
-    elapsed_s = assignment.compute_s if assignment.compute_s is not None else now_s - started_s
+    elapsed_s = assignment.compute_s if assignment.compute_s is not None else now_s - turn.started_s
     user_metrics = dict(_only(content.metric_records, "MetricRecord")) if content.metric_records else {}
     examples = _int(user_metrics.get(NUM_EXAMPLES))
     budget = budget_bytes(assignment, elapsed_s)
     about = replace(about, status="update", examples=examples, compute_s=compute_s, budget_bytes=budget)
     try:
         trained = {name: array.numpy() for name, array in _only(content.array_records, "ArrayRecord").items()}
-        compressed = _compress(layout, received, trained, memory, request, assignment, budget)
+        compressed = _compress(layout, received, trained, entry, store.h(entry), turn.request, assignment, budget)
     except (UpdateError, LayoutError) as error:
         return _Answer(replace(about, status="refused", detail=str(error)), metrics=user_metrics)
     about = replace(about, norm_sq=sum(compressed.norm_sq), error_sq=sum(compressed.error_sq))
-    numbers = {name: getattr(about, name) for name in ("examples", "compute_s", "budget_bytes", "norm_sq", "error_sq")}
-    store.save_pending(Pending(assignment.attempt, compressed.payload, numbers))
-    return _Answer(about, payload=compressed.payload, metrics=user_metrics)
+    numbers = {name: getattr(about, name) for name in _STORED if getattr(about, name) is not None}
+    store.pend(
+        entry,
+        assignment.attempt,
+        compressed.payload,
+        compressed.updates,
+        report={"report": numbers, "metrics": user_metrics},
+        slots=_state(turn.context, entry),
+    )
+    return _Answer(about, compressed.payload, user_metrics)
+
+
+def _state(context: Context, entry: Entry) -> dict[str, bytes]:
+    """The app's own Context.state as a slot's next generation; nothing where the app keeps none."""
+    state = recorddict_to_proto(context.state).SerializeToString(deterministic=True) if context.state else b""
+    return {STATE: state} if state or STATE in entry.slots else {}
+
+
+def _restore_state(context: Context, entry: Entry) -> None:
+    """Give the app the Context.state that belongs to its memory, not the one a lost reply or a dead process left."""
+    stored = entry.slots.get(STATE)
+    context.state = RecordDict() if stored is None else recorddict_from_proto(ProtoRecordDict.FromString(stored))
 
 
 def budget_bytes(assignment: Assignment, elapsed_s: float) -> int | None:
@@ -205,17 +247,26 @@ def model_arrays(request: NodeRequest, layout: Layout) -> dict[str, NDArray[np.g
     if request.model is None:
         raise ProtocolError("bad-record", f"a {request.kind} without a model")
     decoded = decode(layout, request.model)
-    flat = [update.values for update in decoded.updates if update is not None and update.indices is None]
-    if len(flat) != len(layout.compressed) or len(decoded.whole) != len(layout.whole):
+    if len(decoded.whole) != len(layout.whole):
         raise ProtocolError("bad-record", "the downlink is not a whole model")
-    return layout.join(flat, decoded.whole)
+    return layout.join(dense(layout, decoded), decoded.whole)
+
+
+def dense(layout: Layout, blob: bytes | Decoded) -> list[FloatArray]:
+    """The flat compressed layers of a blob that leaves nothing out."""
+    decoded = blob if isinstance(blob, Decoded) else decode(layout, blob)
+    flat = [update.values for update in decoded.updates if update is not None and update.indices is None]
+    if len(flat) != len(layout.compressed):
+        raise ProtocolError("bad-record", "the downlink leaves out a part of the model")
+    return flat
 
 
 def _compress(
     layout: Layout,
     received: Mapping[str, NDArray[np.generic]],
     trained: Mapping[str, NDArray[np.generic]],
-    memory: Memory,
+    entry: Entry,
+    memory: Sequence[FloatArray],
     request: NodeRequest,
     assignment: Assignment,
     budget: int | None,
@@ -225,17 +276,17 @@ def _compress(
     layout.check(trained)
     before, _ = layout.split(received)
     after, whole = layout.split(trained)
-    deltas = [difference(difference(b, a), h) for b, a, h in zip(before, after, memory.h, strict=True)]
+    deltas = [difference(difference(b, a), h) for b, a, h in zip(before, after, memory, strict=True)]
     header = Header(
         kind=UP,
         layout_digest=layout.digest,
         experiment=tag4(request.experiment),
-        client=tag4(assignment.client),
+        client=tag4(entry.client),
         incarnation=assignment.incarnation,
         round=assignment.round,
         part=assignment.part,
         parts=assignment.part_count,
-        slots=((Slot.H, memory.digest),),
+        slots=((Slot.H, entry.digest),),
     )
     scheme = Scheme(
         operator=request.operator,
@@ -251,7 +302,7 @@ def _compress(
     )
     sent_whole = whole if assignment.send_whole else None
     compressed = compress(layout, header, deltas, sent_whole, scheme, budget, seed=assignment.seed)
-    for position, h, update in zip(layout.compressed, memory.h, compressed.updates, strict=True):
+    for position, h, update in zip(layout.compressed, memory, compressed.updates, strict=True):
         kept = h if update.indices is None else h[update.indices]
         if not np.isfinite(kept + update.values).all():
             raise UpdateError(layout.layers[position].name, None, "the memory would overflow; scale the update down")
@@ -273,13 +324,10 @@ def _in_the_models_width(
 
 
 def _call_user(
-    message: Message,
-    context: Context,
-    call_next: ClientAppCallable,
-    arrays: Mapping[str, NDArray[np.generic]],
-    config: Mapping[str, bool | int | float | str | bytes],
+    turn: _Turn, arrays: Mapping[str, NDArray[np.generic]], config: Mapping[str, bool | int | float | str | bytes]
 ) -> RecordDict:
     """Hand the user's code an ordinary Flower message; give back what it returned."""
+    message, call_next = turn.message, turn.call_next
     kind = message.metadata.message_type
     if of_client_fn := is_legacy(call_next):
         inner = instructions(kind, arrays, config)
@@ -290,43 +338,35 @@ def _call_user(
                 CONFIG: ConfigRecord(dict(config)),
             }
         )
-    reply = call_next(with_content(message, inner), context)
+    reply = call_next(with_content(message, inner), turn.context)
     if reply.has_error():
         raise ProtocolError("user-code", f"the app's own code failed: {reply.error.reason}")
     return result(kind, reply.content, list(arrays)) if of_client_fn else reply.content
 
 
-def _evaluate(
-    message: Message,
-    context: Context,
-    call_next: ClientAppCallable,
-    request: NodeRequest,
-    layout: Layout,
-    about: Report,
-) -> _Answer:
+def _evaluate(turn: _Turn, layout: Layout, about: Report) -> _Answer:
     """Evaluate with the user's code; no state moves."""
-    content = _call_user(message, context, call_next, model_arrays(request, layout), request.config)
+    content = _call_user(turn, model_arrays(turn.request, layout), turn.request.config)
     metrics = dict(_only(content.metric_records, "MetricRecord")) if content.metric_records else {}
     return _Answer(replace(about, status="evaluated", examples=_int(metrics.get(NUM_EXAMPLES))), metrics=metrics)
 
 
-def _take_sample(memory: Memory, request: NodeRequest, assignment: Assignment) -> Memory:
+def _take_sample(store: Store, entry: Entry, request: NodeRequest, assignment: Assignment) -> None:
     """Feed the server's measurement of the last upload to the client's own estimator, once."""
     size, seconds, end_s = assignment.sample_bytes, assignment.sample_seconds, assignment.sample_end_s
-    if size is None or seconds is None or end_s is None or end_s <= memory.last_sample_s:
-        return memory
+    if size is None or seconds is None or end_s is None or end_s <= entry.last_sample_s:
+        return
     sample = Sample("up", size, seconds, assignment.overhead_s, end_s, "simulated")
     method = make_estimator(request.estimator)
-    state = from_dict(memory.estimators["up"]) if "up" in memory.estimators else method.init()
-    stored = to_dict(method.update(state, sample))
-    return replace(memory, estimators={**memory.estimators, "up": stored}, last_sample_s=end_s)
+    state = from_dict(entry.estimators["up"]) if "up" in entry.estimators else method.init()
+    store.learn(entry, {**entry.estimators, "up": to_dict(method.update(state, sample))}, end_s)
 
 
-def _estimated(about: Report, memory: Memory, request: NodeRequest, now_s: float) -> Report:
-    if "up" not in memory.estimators:
+def _estimated(about: Report, entry: Entry, request: NodeRequest, now_s: float) -> Report:
+    if "up" not in entry.estimators:
         return about
     method = make_estimator(request.estimator)
-    estimate: Estimate | None = method.predict(from_dict(memory.estimators["up"]), now_s)
+    estimate: Estimate | None = method.predict(from_dict(entry.estimators["up"]), now_s)
     if estimate is None:
         return about
     return replace(
@@ -339,11 +379,11 @@ def _estimated(about: Report, memory: Memory, request: NodeRequest, now_s: float
     )
 
 
-def _known(about: Report, memory: Memory) -> Report:
-    accepted = memory.accepted
+def _known(about: Report, entry: Entry) -> Report:
+    accepted = entry.accepted
     return replace(
         about,
-        digest=memory.digest,
+        digest=entry.digest,
         accepted_incarnation=accepted.incarnation if accepted else 0,
         accepted_round=accepted.round if accepted else 0,
     )

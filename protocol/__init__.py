@@ -14,25 +14,23 @@ from protocol.records import (
     write_reply,
     write_request,
 )
-from protocol.store import ClientStore, Memory, Pending, Settled, fresh_memory, settle
+from protocol.store import LOST, Entry, Pending, Store
 
 __all__ = [
+    "LOST",
     "PROTOCOL_VERSION",
     "Assignment",
     "Attempt",
-    "ClientStore",
-    "Memory",
+    "Entry",
     "NodeReply",
     "NodeRequest",
     "Pending",
     "Report",
-    "Settled",
+    "Store",
     "Verdict",
-    "fresh_memory",
     "is_ours",
     "read_reply",
     "read_request",
-    "settle",
     "write_reply",
     "write_request",
 ]

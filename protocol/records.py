@@ -31,6 +31,7 @@ MESSAGE: Final = "kimad"  # ConfigRecord: NodeRequest or NodeReply without its l
 CLIENTS: Final = "kimad.clients"  # ConfigRecord: columns of Assignment or Report
 MODEL: Final = "kimad.model"  # ArrayRecord: the downlink blob
 PAYLOADS: Final = "kimad.payloads"  # ArrayRecord: one blob for each client and part
+MEMORIES: Final = "kimad.memories"  # ArrayRecord: one blob for each client whose memory is lost
 VERDICTS: Final = "kimad.verdicts"  # ConfigRecord: columns of Verdict (cohorts)
 SUMS: Final = "kimad.sums"  # ArrayRecord: float64 weighted sums (cohorts)
 METRICS: Final = "kimad.metrics/"  # MetricRecord for each client: what the user's code returned
@@ -110,6 +111,13 @@ class Assignment:
     now_s: float = 0.0
 
     @property
+    def horizon(self) -> Attempt | None:
+        """The oldest accepted attempt that the server may return to; None: the start."""
+        if self.horizon_round == 0:
+            return None
+        return Attempt(self.horizon_incarnation, self.horizon_round, self.client)
+
+    @property
     def attempt(self) -> Attempt:
         """The attempt that this assignment opens."""
         return Attempt(self.incarnation, self.round, self.client, self.part)
@@ -139,6 +147,7 @@ class NodeRequest:
         durability: "process" (a killed process loses nothing) or "full" (nor does a power cut).
         forget: in a settle: delete the state of this experiment.
         config: what the user's code finds under "config".
+        memories: client to a blob of the wire format, dense: the server's mirror of a memory that was lost.
         version: protocol version.
     """
 
@@ -161,6 +170,7 @@ class NodeRequest:
     durability: str = "process"
     forget: bool = False
     config: Mapping[str, bool | int | float | str | bytes] = field(default_factory=dict)
+    memories: Mapping[str, bytes] = field(default_factory=dict)
     version: int = PROTOCOL_VERSION
 
 
@@ -316,6 +326,8 @@ def write_request(request: NodeRequest) -> RecordDict:
     content = RecordDict({MESSAGE: head, CLIENTS: columns.pack(request.assignments)})
     if request.model is not None:
         content[MODEL] = ArrayRecord({"model": _blob(request.model)})
+    if request.memories:
+        content[MEMORIES] = ArrayRecord({client: _blob(data) for client, data in request.memories.items()})
     content[CONFIG] = ConfigRecord(dict(request.config))
     return content
 
@@ -357,6 +369,7 @@ def read_request(content: RecordDict) -> NodeRequest:
         codec=_scalar(head, "codec", str) if "codec" in head else "portable",
         ratio=_scalar(head, "ratio", float) if "ratio" in head else None,
         config=dict(content.config_records.get(CONFIG, ConfigRecord())),  # type: ignore[arg-type]
+        memories={c: _unblob(a, MEMORIES) for c, a in content.array_records.get(MEMORIES, ArrayRecord()).items()},
         **scalars,  # type: ignore[arg-type]
     )
     if request.kind not in REQUEST_KINDS:

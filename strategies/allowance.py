@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 DAY_S: Final = 86_400.0
 
@@ -40,6 +41,14 @@ class Allowance:
             return None
         day, used = self._used.get(client, (0, 0))
         return max(0, min(limits) - (used if day == int(now_s // DAY_S) else 0))
+
+    def state(self) -> dict[str, Any]:
+        """What was spent, as plain values; limits are told anew at a start."""
+        return {client: list(spent) for client, spent in self._used.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `state` was."""
+        self._used = {client: (int(day), int(used)) for client, (day, used) in state.items()}
 
     @staticmethod
     def next_day_s(now_s: float) -> float:

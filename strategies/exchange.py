@@ -89,6 +89,10 @@ class Exchange:
             pause_s = FIRST_POLL_S if new else min(1.5 * pause_s, LONGEST_POLL_S)
             time.sleep(min(pause_s, left_s))
 
+    def waits_for(self, ids: set[str]) -> bool:
+        """Whether any of these messages is unanswered."""
+        return bool(ids & self._waiting.keys())
+
     def give_up(self, nodes: Sequence[int]) -> None:
         """Wait no longer for nodes that are gone."""
         gone = set(nodes)

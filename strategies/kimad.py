@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,15 @@ from bandwidth import smallest_time_budget_s
 from compression import Decoded, Layout, dense_bytes_on_wire, idle_floors, smallest_bytes
 from compression.errors import ConfigError, ProtocolError, WireError
 from protocol import write_request
+from protocol.filesystem import LOCAL, FileSystem, MemoryFileSystem
+from strategies import snapshot
 from strategies.allowance import Allowance
+from strategies.asking import Asking, Stop
+from strategies.checkpoint import Checkpoints
 from strategies.choose import choose
 from strategies.exchange import Answer, Asked, Exchange, message_for
 from strategies.memory import ServerMemory
+from strategies.mirrors import Mirrors
 from strategies.network import Network, Sent
 from strategies.predict import Rates
 from strategies.receive import Metrics, Receiver, Reply, coordinates
@@ -41,10 +47,11 @@ from strategies.roster import Client, Roster
 from strategies.row import Round, line, row
 from strategies.send import Sender
 from strategies.settings import Settings
-from strategies.step import ServerOptimizer, combine_whole
+from strategies.step import FloatArray, ServerOptimizer, combine_whole
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 OnRound = Callable[[dict[str, Any], dict[str, Any]], None]
+MOST_FAILURES = 6  # answers that a client may fail to give in a round before it is left out, with on_failure = retry
 _log = logging.getLogger("flwr.kimad")
 
 
@@ -57,6 +64,9 @@ class Kimad(Strategy):
         on_round: called with each round's row (docs/run-directory.md) and its wall times; None:
             a line a round goes to Flower's log.
         on_clients: called once, before the first round, with the number of clients expected.
+        state_dir: folder of checkpoints and mirrors; None: they are in memory, and a killed run is lost.
+        resume: go on from the newest checkpoint in state_dir, if there is one.
+        on_resume: called before the first round with the number of rounds that are in it.
     """
 
     def __init__(
@@ -66,9 +76,14 @@ class Kimad(Strategy):
         *,
         on_round: OnRound | None = None,
         on_clients: Callable[[int], None] | None = None,
+        state_dir: Path | None = None,
+        resume: bool = False,
+        on_resume: Callable[[int], None] | None = None,
     ) -> None:
         self.settings, self.network, self.on_round, self.on_clients = settings, network, on_round, on_clients
+        self.state_dir, self.resume, self.on_resume = state_dir, resume, on_resume
         self.incarnation = 1
+        self.checkpoints: Checkpoints
         self.rates = Rates(settings.estimator, settings.initial_rate_bps)
         self.allowance = Allowance(settings.max_bytes_per_day)
         self.layout: Layout
@@ -77,8 +92,9 @@ class Kimad(Strategy):
         self.sender: Sender
         self.receiver: Receiver
         self.roster: Roster
-        self._optimizer: ServerOptimizer
+        self.stepper: ServerOptimizer
         self._exchange: Exchange
+        self.over = False
         self._round: Round
 
     @property
@@ -116,53 +132,101 @@ class Kimad(Strategy):
             ConfigError: too few clients answered.
             LayoutError: the model's arrays cannot form a layout.
         """
-        self._prepare(grid, initial_arrays)
+        done = self._prepare(grid, initial_arrays)
         self.summary()
-        result = Result(arrays=initial_arrays)
+        result = Result(arrays=_record(self.arrays))
+        finished = False
         try:
-            self.roster.wait_for_first(timeout)
-            self._check_budget_rate()
-            if self.on_clients is not None:
-                self.on_clients(self.roster.expected())
-            self._warn_of_budgets()
-            for number in range(1, num_rounds + 1):
-                begun_s = time.perf_counter()
-                self.roster.greet()
-                config = train_config or ConfigRecord()
-                sent = self._exchange.push("train", self.configure_train(number, result.arrays, config, grid))
-                for answer in self.roster.take_hellos(self._exchange.collect(sent, timeout)):
-                    self._take(answer)
-                arrays, metrics = self.aggregate_train(number, ())
-                result.arrays = arrays or result.arrays
-                if metrics is not None:
-                    result.train_metrics_clientapp[number] = metrics
-                trained_s = time.perf_counter()
-                if number % self.settings.evaluate_every == 0 or number == num_rounds:
-                    self._evaluate(number, result, grid, timeout, evaluate_config or ConfigRecord(), evaluate_fn)
-                self._write_row(trained_s - begun_s, time.perf_counter() - begun_s)
-                if self._is_over():
-                    break
+            with Stop(wanted=self.state_dir is not None) as stop:
+                self.roster.wait_for_first(timeout)
+                self._check_budget_rate()
+                if self.on_clients is not None:
+                    self.on_clients(self.roster.expected())
+                self._warn_of_budgets()
+                for number in range(done + 1, num_rounds + 1 if not self.over else 0):
+                    begun_s = time.perf_counter()
+                    self.roster.greet()
+                    config = train_config or ConfigRecord()
+                    self._gather(self.configure_train(number, result.arrays, config, grid), grid, timeout, stop)
+                    if stop.asked:  # nothing of this round has been taken in yet
+                        self._checkpoint(number - 1)
+                        stop.now(number - 1)
+                    arrays, metrics = self.aggregate_train(number, ())
+                    result.arrays = arrays or result.arrays
+                    if metrics is not None:
+                        result.train_metrics_clientapp[number] = metrics
+                    trained_s = time.perf_counter()
+                    if number % self.settings.evaluate_every == 0 or number == num_rounds:
+                        self._evaluate(number, result, grid, timeout, evaluate_config or ConfigRecord(), evaluate_fn)
+                    self._write_row(trained_s - begun_s, time.perf_counter() - begun_s)
+                    self.over = self._is_over()
+                    if stop.asked or self.over or number == num_rounds or self._is_due(number):
+                        self._checkpoint(number)
+                    stop.now(number)
+                    if self.over:
+                        break
+            finished = True
         finally:
-            self._settle_all(grid, timeout)
+            if finished or self.state_dir is None:
+                self._settle_all(grid, timeout)
         return result
 
-    def _prepare(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
-        """Fix the layout and the starting model, and make the parts of the round."""
-        if not self.settings.experiment:
-            self.settings = replace(self.settings, experiment=_run_name(grid))
-        s = self.settings
+    def _prepare(self, grid: Grid, initial_arrays: ArrayRecord) -> int:
+        """Fix the layout and the starting model, make the parts of the round; rounds that are done already."""
         self.arrays = {name: array.numpy() for name, array in initial_arrays.items()}
-        self.layout = Layout.of(self.arrays, s.whole)
-        self.memory = ServerMemory(self.layout, s.experiment)
-        self.sender = Sender(s, self.layout, self.memory, self.incarnation)
+        self.layout = Layout.of(self.arrays, self.settings.whole)
+        fs: FileSystem = LOCAL if self.state_dir is not None else MemoryFileSystem()
+        folder = self.state_dir or Path("/server")
+        self.checkpoints = Checkpoints(fs, folder)
+        experiment = self.settings.experiment or _run_name(grid)
+        experiment, self.incarnation = self.checkpoints.begin(experiment, resume=self.resume)
+        self.settings = s = replace(self.settings, experiment=experiment)
+        checkpoint = self.checkpoints.load() if self.resume else None
+        if checkpoint is None:
+            fs.remove(folder / "mirrors")
+        elif checkpoint.plain["layout"] != self.layout.digest.hex():
+            raise ConfigError(f"resume: the checkpoints in {folder} are of another model; choose another run-dir")
+        mirrors = Mirrors(fs, folder / "mirrors", self.layout) if s.mirrors else None
+        self.memory = ServerMemory(self.layout, s.experiment, mirrors)
+        returns = self.state_dir is not None and s.checkpoint_every > 0
+        horizon = self.checkpoints.horizon if returns else None
+        self.sender = Sender(s, self.layout, self.memory, self.incarnation, horizon)
         self.receiver = Receiver(s.experiment, self.layout, self.memory, s.weights)
         flat, _ = self.layout.split(self.arrays)
         if idle := idle_floors(self.layout, s.scheme()):
             names = ", ".join(repr(self.layout.layers[at].name) for at in self.layout.compressed)
             raise ConfigError(f"floors: no compressed array is called like {', '.join(idle)}; there are {names}")
-        self._optimizer = ServerOptimizer(s.server_optimizer, s.server_lr, flat)
+        self.stepper = self.optimizer(flat)
         self._exchange = Exchange(grid)
         self.roster = Roster(grid, self._exchange, self.sender, self.receiver, self.network)
+        done = 0
+        if checkpoint is not None:
+            snapshot.restore(self, checkpoint)
+            done = checkpoint.round
+            _log.info("going on after round %d, with checkpoint %s", done, folder)
+        if self.resume and self.on_resume is not None:
+            self.on_resume(done)
+        return done
+
+    def _is_due(self, number: int) -> bool:
+        every = self.settings.checkpoint_every
+        return every > 0 and number % every == 0
+
+    def _checkpoint(self, number: int) -> None:
+        """Keep everything as it is after a round; without a folder or without checkpoints, fold mirrors only."""
+        mirrors = self.memory.mirrors
+        if self.state_dir is None or self.settings.checkpoint_every == 0:
+            if mirrors is not None:
+                mirrors.fold(mirrors.number)
+            return
+        accepted = mirrors.checkpoint() if mirrors is not None else 0
+        self.checkpoints.save(snapshot.take(self, number), self.memory.horizon(), accepted)
+        if mirrors is not None:
+            mirrors.fold(self.checkpoints.oldest_mirrors)
+
+    def optimizer(self, flat: Sequence[FloatArray]) -> ServerOptimizer:
+        """A fresh server optimiser of these parameters."""
+        return ServerOptimizer(self.settings.server_optimizer, self.settings.server_lr, flat)
 
     def _dense_reply_bytes(self, round_: int) -> int:
         """What one reply of a round would take uncompressed on the same wire."""
@@ -250,20 +314,67 @@ class Kimad(Strategy):
         messages: list[Message] = []
         for client in chosen:
             known = self.clients[client]
-            self.network.withdraw(client)  # asking again closes the attempt before
             assignment = self.sender.assignment(client, server_round, self.network, self.rates, known.report.up_bps)
-            self.allowance.spend(client, len(blob), current.start_s)
+            memories = self._lost_memory(client)
+            current.sent_bytes[client] = len(blob) + sum(map(len, memories.values()))
             left = self.allowance.left(client, current.start_s)
             if left is not None:
+                left = max(0, left - current.sent_bytes[client])
                 assignment = replace(assignment, cap_bytes=min(left, assignment.cap_bytes or left))
-            self.receiver.open(assignment.attempt)
             current.asked[client] = assignment
             if (rate_bps := self.network.true_up_bps(client)) is not None:
                 current.true_up_bps[client] = rate_bps
-            request = self.sender.request("train", (assignment,), model=blob, config=config)
+            request = self.sender.request("train", (assignment,), model=blob, config=config, memories=memories)
+            current.requests[client] = request
             messages.append(message_for(grid, write_request(request), "train", known.node_id))
-        current.downlink_bytes = len(blob) * len(messages)
         return messages
+
+    def _lost_memory(self, client: str) -> dict[str, bytes]:
+        """The mirror of a client that has lost its memory, to go with its next message."""
+        mirror = self.sender.mirror(client, self._round.number) if self.clients[client].lost else None
+        return {} if mirror is None else {client: mirror}
+
+    # ---- asking ----------------------------------------------------------------------------
+
+    def _gather(self, messages: Iterable[Message], grid: Grid, timeout: float, stop: Stop) -> None:
+        """Send a round's messages and take the answers in, until all are there or nobody is waited for any more.
+
+        With on_failure = retry a client that failed is asked the same again, on the node where it is
+        then. Nothing of the server's state moves here, so that a round can be given up at any point.
+        """
+        ids = self._exchange.push("train", messages)
+        asking = Asking(time.monotonic() + timeout)
+        while not stop.asked:
+            answers = self._exchange.poll()
+            for answer in self.roster.take_hellos(answers):
+                self._take(answer)
+            if not (self._unanswered() if self.settings.on_failure == "retry" else self._exchange.waits_for(ids)):
+                return
+            now_s = time.monotonic()
+            if now_s >= asking.until_s:
+                return
+            if asking.is_time_to_look(now_s):
+                self.roster.greet()
+                self._reachable()
+            if self.settings.on_failure == "retry":
+                again = [c for c in self._unanswered() if self._may_be_asked_again(c) and asking.may_try(c, now_s)]
+                ids |= self._exchange.push("train", [self._same_again(client, grid) for client in again])
+            time.sleep(asking.pause_s(bool(answers)))
+
+    def _unanswered(self) -> list[str]:
+        """Clients of this round that have neither replied nor refused."""
+        current = self._round
+        return [c for c in current.asked if c not in current.replies and c not in current.refused]
+
+    def _may_be_asked_again(self, client: str) -> bool:
+        node = self.clients[client].node_id
+        owes = node in self._exchange.unanswered("train") or node in self._exchange.unanswered("hello")
+        return not owes and client in self._reachable()
+
+    def _same_again(self, client: str, grid: Grid) -> Message:
+        """The same request to the same client, at the node where it is now, with its memory if that is lost."""
+        request = replace(self._round.requests[client], memories=self._lost_memory(client))
+        return message_for(grid, write_request(request), "train", self.clients[client].node_id)
 
     def _used_up(self, needed_bytes: int) -> set[str]:
         """Clients that have fewer bytes left in this day than a round takes at least."""
@@ -284,7 +395,8 @@ class Kimad(Strategy):
         """Clients that take part and whose node is there and owes no answer: one message a node."""
         silent = self._exchange.unanswered("train") | self._exchange.unanswered("evaluate")
         nodes = self.roster.online() - silent
-        return {c for c, client in self.clients.items() if client.excluded is None and client.node_id in nodes}
+        there = {c for c, client in self.clients.items() if client.excluded is None and client.node_id in nodes}
+        return there - self.roster.claimed()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -298,7 +410,12 @@ class Kimad(Strategy):
         for message in replies:
             self._take(Answer(Asked("train", message.metadata.src_node_id), message))
         current.replies = dict(sorted(current.replies.items()))  # nothing may depend on the order of arrival
-        for client in current.asked:
+        current.refused = dict(sorted(current.refused.items()))
+        for client, assignment in current.asked.items():
+            self.network.withdraw(client)  # asking again closes the attempt before
+            self.allowance.spend(client, current.sent_bytes[client], current.start_s)
+            current.downlink_bytes += current.sent_bytes[client]
+            self.receiver.open(assignment.attempt)
             if client not in current.replies:
                 self.receiver.close(client)
                 current.refused.setdefault(client, "no reply")
@@ -315,6 +432,11 @@ class Kimad(Strategy):
             arrived = list(end.on_time)
         accepted = [(item.reply, content) for item in arrived if (content := self._accept(item.reply)) is not None]
         current.accepted = [reply.report.client for reply, _ in accepted]
+        if self.memory.mirrors is not None:
+            self.memory.mirrors.flush()
+        for client in self.roster.count_absent():
+            if self.memory.leave(client):
+                self.receiver.fault("left", f"client {client!r} is gone for {self.settings.leave_after} rounds")
         if not accepted:
             return None, None
         self._step(accepted)
@@ -335,20 +457,32 @@ class Kimad(Strategy):
             updates, refusals = self.receiver.take(reply, current.asked)
         except ProtocolError as error:
             self.receiver.fault(error.kind, f"node {node}: {error.detail}")
+            for client in self.roster.on_node(node) & current.asked.keys():
+                current.failures[client] = current.failures.get(client, 0) + 1
+                if current.failures[client] >= MOST_FAILURES:
+                    current.refused.setdefault(client, f"failed {MOST_FAILURES} times: {error.detail}")
             return
+        retry = self.settings.on_failure == "retry"
         current.replies.update(updates)
-        current.refused.update(refusals)
         for report in reply.reports:
             client = report.client
-            self.clients[client].report = report
+            known = self.clients[client]
+            known.report = report
             if client not in refusals:
+                known.lost = False
                 continue
             self.receiver.fault(report.status, f"client {client!r}, round {current.number}: {refusals[client]}")
             if report.status == "need-layout":
                 self.roster.greet_again(client)
             elif report.status == "lost-memory":
-                self.clients[client].excluded = "its memory is lost"
-                _log.warning("client %r: its memory is not the one known here; it takes no further part", client)
+                if self.memory.mirrors is not None and not known.lost:
+                    known.lost = True
+                    _log.warning("client %r has lost its memory; its next message brings the server's copy", client)
+                else:
+                    known.excluded = "its memory is lost"
+                    _log.warning("client %r: its memory is not the one known here; it takes no further part", client)
+            if not (retry and report.status in ("need-layout", "lost-memory") and known.excluded is None):
+                current.refused[client] = refusals[client]
 
     def _accept(self, reply: Reply) -> Decoded | None:
         """Accept one arrived reply; None, counted and logged, if it is refused."""
@@ -365,11 +499,11 @@ class Kimad(Strategy):
         """x <- optimiser(x, g = S/W); arrays that travel whole become their senders' mean or maximum."""
         flat, whole = self.layout.split(self.arrays)
         if self.memory.total_weight > 0:
-            stepped = self._optimizer.step(self.memory.mean())
+            stepped = self.stepper.step(self.memory.mean())
             if all(np.isfinite(part).all() for part in stepped):
                 flat = stepped
             else:
-                self._optimizer = ServerOptimizer(self.settings.server_optimizer, self.settings.server_lr, flat)
+                self.stepper = self.optimizer(flat)
                 largest = max(accepted, key=lambda a: a[0].report.norm_sq or 0.0)[0].report.client
                 self.receiver.fault(
                     "step",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from bandwidth import (
     Arrival,
@@ -108,6 +108,12 @@ class Network(Protocol[R]):
 
     def finish_round(self, sent: Sequence[Sent[R]], deadline_s: float | None, patience_s: float) -> RoundEnd[R]:
         """End a round in which these replies were sent, and move the clock to its end."""
+
+    def state(self) -> dict[str, Any]:
+        """The clock and the links' occupation as plain values, and under "coming" (client, started_s, Arrived)."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `state` was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +259,20 @@ class SimulatedNetwork(Generic[R]):
         if counted_s <= 0.0 or begin_s >= end_s:
             return 0.0
         return links.up.bits_between(begin_s, end_s) / counted_s
+
+    def state(self) -> dict[str, Any]:
+        """The clock, until when links are busy, and the replies under way."""
+        return {
+            "now_s": self._now_s,
+            "busy_until_s": dict(self._busy_until_s),
+            "coming": [(client, since_s, arrived) for client, (since_s, arrived) in self._under_way.items()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `state` was."""
+        self._now_s = state["now_s"]
+        self._busy_until_s = dict(state["busy_until_s"])
+        self._under_way = {client: (since_s, arrived) for client, since_s, arrived in state["coming"]}
 
     def idle_until(self, time_s: float) -> None:
         """Let the clock move on to a time, or to the next arrival if that is earlier."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 from bandwidth import Sample, clip_report, make_estimator
-from bandwidth.estimators import State
+from bandwidth.estimators import State, from_dict, to_dict
 
 
 class Rates:
@@ -31,6 +34,20 @@ class Rates:
     def last_sample(self, client: str) -> Sample | None:
         """A client's newest finished transfer."""
         return self._last.get(client)
+
+    def state(self) -> dict[str, Any]:
+        """All that was learned, as plain values."""
+        return {
+            "states": {client: to_dict(state) for client, state in self._states.items()},
+            "last": {client: asdict(sample) for client, sample in self._last.items()},
+            "counts": dict(self.counts),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `state` was."""
+        self._states = {client: from_dict(stored) for client, stored in state["states"].items()}
+        self._last = {client: Sample(**sample) for client, sample in state["last"].items()}
+        self.counts = Counter(state["counts"])
 
     def predict(self, client: str, reported_bps: float | None, now_s: float) -> float:
         """Uplink rate predicted for a client, bit/s.

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from flwr.app import Message
@@ -17,7 +18,7 @@ from compression import UP, Decoded, Expect, Header, Layout, Slot, decode, tag4
 from compression.errors import ProtocolError, WireError
 from compression.wire import largest_bytes
 from protocol import Assignment, Attempt, NodeReply, Report, read_reply
-from strategies.memory import ServerMemory
+from strategies.memory import ServerMemory, plain_attempt, read_attempt
 
 Metrics = Mapping[str, int | float | list[int] | list[float]]
 _log = logging.getLogger("flwr.kimad")
@@ -69,6 +70,21 @@ class Receiver:
         """Close a client's attempt: no reply to it is accepted any more."""
         self._open.pop(client, None)
 
+    def state(self) -> dict[str, Any]:
+        """Open attempts and counts, as plain values."""
+        opened = {client: plain_attempt(attempt) for client, attempt in self._open.items()}
+        return {"open": opened, "counts": dict(self.counts)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `state` was."""
+        attempts = ((client, read_attempt(client, plain)) for client, plain in state["open"].items())
+        self._open = {client: attempt for client, attempt in attempts if attempt is not None}
+        self.counts = Counter(state["counts"])
+
+    def reply_of(self, report: Report, payload: bytes, metrics: Metrics) -> Reply:
+        """A reply with what its payload decodes to."""
+        return Reply(report, payload, metrics, self._decode(payload))
+
     def read(self, message: Message, expected: Collection[str] | None = None) -> NodeReply:
         """A node's reply.
 
@@ -114,7 +130,7 @@ class Receiver:
                 refusals[report.client] = f"a payload of {len(payload)} bytes, expected at most {self.most_bytes}"
             else:
                 metrics = reply.metrics.get(report.client, {})
-                updates[report.client] = Reply(report, payload, metrics, self._decode(payload))
+                updates[report.client] = self.reply_of(report, payload, metrics)
         for client in refusals:
             self.close(client)
         return updates, refusals

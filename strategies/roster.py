@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from flwr.serverapp import Grid
 
 from compression.errors import ConfigError, ProtocolError
-from protocol import Assignment, Report, write_request
+from protocol import LOST, Assignment, Report, chain, write_request
 from strategies.exchange import Answer, Exchange, message_for
 from strategies.network import Network
 from strategies.receive import Receiver
@@ -35,12 +35,14 @@ class Client:
         report: its newest report.
         excluded: why it is not asked any more, or None.
         max_bytes_per_day: its own limit, as it said in its hello.
+        lost: whether its memory is lost, so that the next message carries the server's copy.
     """
 
     node_id: int
     report: Report
     excluded: str | None = None
     max_bytes_per_day: int | None = None
+    lost: bool = False
 
 
 class Roster:
@@ -63,14 +65,19 @@ class Roster:
         self._wrong: dict[int, str] = {}
         self._index: dict[str, int] = {}
         self._complete = False
+        self._claims: dict[str, tuple[int, Report]] = {}
+        self.absent: dict[str, int] = {}
+        self.before: frozenset[str] = frozenset()
 
     def greet(self) -> None:
         """Say hello to nodes never met. A hello is said again give_up_after time budgets later, not before."""
         patience_s = max(self.sender.settings.patience_s, FIRST_HELLO_S)
         now_s = time.monotonic()
         self._greeted = {node: since_s for node, since_s in self._greeted.items() if now_s - since_s <= patience_s}
+        there = set(self.grid.get_node_ids())
+        self._settle_claims(there)
         met = {client.node_id for client in self.clients.values()} | set(self._greeted)
-        new = sorted((set(self.grid.get_node_ids()) - met) | self._again)
+        new = sorted((there - met) | (self._again & there))
         self._again.clear()
         if not new:
             return
@@ -81,12 +88,45 @@ class Roster:
     def online(self) -> frozenset[int]:
         """Nodes that are there now; messages to those that are not are waited for no longer."""
         there = frozenset(self.grid.get_node_ids())
+        self._settle_claims(there)
         self.exchange.give_up([c.node_id for c in self.clients.values() if c.node_id not in there])
         return there
 
     def greet_again(self, client: str) -> None:
         """Greet the node of a client that has forgotten the layout."""
         self._again.add(self.clients[client].node_id)
+
+    def claimed(self) -> frozenset[str]:
+        """Clients that another node claims to be, while it is not known whether theirs is still alive."""
+        return frozenset(self._claims)
+
+    def _settle_claims(self, online: Collection[int]) -> None:
+        """A claim on a client whose node is gone is an honest restart: the new node takes over."""
+        for client, (node, report) in list(self._claims.items()):
+            if self.clients[client].node_id not in online:
+                del self._claims[client]
+                if node in online:
+                    self._enter(report, node, set(online))
+                    _log.info("client %r came back on node %d", client, node)
+
+    def count_absent(self) -> list[str]:
+        """Count a round for clients whose node is gone; those that are gone for leave_after rounds now."""
+        there = set(self.grid.get_node_ids())
+        gone = {client for client, known in self.clients.items() if known.node_id not in there}
+        gone |= self.before - self.clients.keys()
+        self.absent = {client: self.absent.get(client, 0) + 1 for client in sorted(gone)}
+        return [client for client, rounds in self.absent.items() if rounds == self.sender.settings.leave_after]
+
+    def state(self) -> dict[str, Any]:
+        """Numbers of links and rounds of absence, as plain values; nodes say anew who they are."""
+        return {"index": dict(self._index), "count": self.expected(), "absent": dict(self.absent)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `state` was, and wait for the clients that it knew."""
+        self._index, self.absent = dict(state["index"]), dict(state["absent"])
+        self.before = frozenset(self._index)
+        known, count = sorted(self._index.items()), state["count"]
+        self.network.register([(client, index, max(count, index + 1)) for client, index in known])
 
     def on_node(self, node_id: int) -> frozenset[str]:
         """The clients that live on a node."""
@@ -107,7 +147,8 @@ class Roster:
                 for report in self.receiver.read(answer.message).reports:
                     self._enter(report, node, online)
                     entered.append(report.client)
-                self._greeted.pop(node, None)
+                if all(node != claimant for claimant, _ in self._claims.values()):
+                    self._greeted.pop(node, None)
                 self._wrong.pop(node, None)
             except ProtocolError as error:  # greeted again when its patience is over
                 self._wrong[node] = detail = error.detail + ("" if OUR_ERRORS in error.detail else f". {NO_MOD}")
@@ -129,6 +170,7 @@ class Roster:
             self.greet()
             self.take_hellos(self.exchange.poll())
             expected = max([least, 1, *(c.report.count for c in self.clients.values() if c.report.count)])
+            expected = max(expected, len(self.before | self.clients.keys()))
             if len(self.clients) >= expected:
                 break
             if not self.clients and self._wrong and self._wrong.keys() >= set(self.grid.get_node_ids()):
@@ -157,7 +199,7 @@ class Roster:
 
     def expected(self) -> int:
         """How many clients there are, with those that nodes speak of and that have not come yet."""
-        return max([len(self.clients), *(c.report.count for c in self.clients.values() if c.report.count)])
+        return max([len(self.clients), len(self.before), *(c.report.count or 0 for c in self.clients.values())])
 
     def _register(self, clients: list[str]) -> None:
         """Tell the network of clients, in the order of their ids: by partition, else by the next free number."""
@@ -174,17 +216,30 @@ class Roster:
         client = report.client
         known = self.clients.get(client)
         if known is not None and known.node_id != node_id and known.node_id in online:
-            both = f"nodes {known.node_id} and {node_id} both call themselves client {client!r}"
-            raise ProtocolError("cloned-client", f"{both}; give each its own client-id; the second is refused")
+            # An honest restart comes back while its old node still looks alive: ask the old one.
+            _log.info("node %d says it is client %r of node %d; asking node %d", node_id, client, *[known.node_id] * 2)
+            self._claims[client] = (node_id, report)
+            self._again.add(known.node_id)
+            return
+        if client in self._claims and known is not None and known.node_id == node_id:
+            second, _ = self._claims.pop(client)
+            both = f"nodes {node_id} and {second} both call themselves client {client!r}"
+            self.receiver.fault("cloned-client", f"{both}; give each its own client-id; the second is refused")
         if report.status != "hello":
             raise ProtocolError("bad-record", f"client {client!r} answered a hello with {report.status!r}")
         entry = self.receiver.memory.client(client)
         excluded = known.excluded if known is not None else None
-        if entry.accepted is None and report.digest != entry.digest:
+        lost = entry.accepted is not None and report.digest in (LOST, self._at_zero(client))
+        if self.sender.incarnation == 1 and entry.accepted is None and report.digest not in (LOST, entry.digest):
             # Nothing was accepted from it in this run, so it can only be another run's memory. A client that comes
             # back later settles by the acknowledgement in the next message, and says then if its memory is lost.
             excluded = "it holds state of another run under the same id"
             self.receiver.fault("lost-memory", f"client {client!r}: {excluded}; it takes no further part")
         if known is not None and known.node_id != node_id:
             self.exchange.give_up([known.node_id])
-        self.clients[client] = Client(node_id, report, excluded, report.max_bytes_per_day)
+        lost = lost and self.receiver.memory.mirrors is not None
+        self.clients[client] = Client(node_id, report, excluded, report.max_bytes_per_day, lost)
+
+    def _at_zero(self, client: str) -> bytes:
+        """Digest of a memory that nothing was accepted into."""
+        return chain.start(self.receiver.experiment, self.receiver.layout.digest, client)

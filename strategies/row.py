@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compression import Decoded, Layout
-from protocol import Assignment
+from protocol import Assignment, NodeRequest
 from strategies.network import RoundEnd
 from strategies.receive import Reply
 
@@ -24,7 +24,10 @@ class Round:
         replies: what came back, lost and late ones included.
         refused: why nothing was accepted of a client.
         accepted: whose replies moved the sums, absorbed ones included.
-        downlink_bytes: bytes of all models sent, for training and evaluation.
+        requests: what was sent to each client asked, to be sent again where it failed.
+        failures: how often each client failed to answer.
+        sent_bytes: bytes of the model, and of a memory, that went to each client asked.
+        downlink_bytes: bytes of all models and memories sent, for training and evaluation.
         train_metrics: weighted means of what user code returned.
         evaluation: metrics of the evaluation, if there was one.
         end: how the network ended the round.
@@ -37,6 +40,9 @@ class Round:
     replies: dict[str, Reply] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     accepted: list[str] = field(default_factory=list)
+    requests: dict[str, NodeRequest] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    sent_bytes: dict[str, int] = field(default_factory=dict)
     downlink_bytes: int = 0
     train_metrics: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from compression import DOWN, UP, Header, Layout, Scheme, Slot, compress, tag4
 from compression.frames import can_read_frames
 from compression.randomness import derived_seed
-from protocol import Assignment, NodeRequest
+from protocol import Assignment, Attempt, NodeRequest
 from strategies.memory import ServerMemory
 from strategies.network import Network
 from strategies.predict import Rates
@@ -27,10 +27,19 @@ class Sender:
         layout: the agreed layout.
         memory: what was accepted from whom.
         incarnation: how often the server has been started on this run.
+        horizon: a client's oldest accepted attempt that the server may return to; None: it never returns.
     """
 
-    def __init__(self, settings: Settings, layout: Layout, memory: ServerMemory, incarnation: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        layout: Layout,
+        memory: ServerMemory,
+        incarnation: int,
+        horizon: Callable[[str], Attempt | None] | None = None,
+    ) -> None:
         self.settings, self.layout, self.memory, self.incarnation = settings, layout, memory, incarnation
+        self._horizon = horizon
 
     def header(self, client: str, round_: int, kind: int = UP, *, slots: bool = False) -> Header:
         """A header of this run, for sizes and for the downlink; with slots, it names h as an uplink's does."""
@@ -50,9 +59,19 @@ class Sender:
         header = self.header("", round_, DOWN)
         return compress(self.layout, header, flat, whole, Scheme(operator="identity"), None).payload
 
+    def mirror(self, client: str, round_: int) -> bytes | None:
+        """The server's copy of a lost memory, dense; None where no mirrors are kept."""
+        if self.memory.mirrors is None:
+            return None
+        header = self.header(client, round_, DOWN)
+        return compress(
+            self.layout, header, list(self.memory.mirrors.read(client)), None, Scheme(operator="identity"), None
+        ).payload
+
     def acknowledgement(self, client: str, round_: int, now_s: float) -> Assignment:
         """What the server accepted from a client so far, and nothing asked."""
         entry = self.memory.client(client)
+        horizon = entry.accepted if self._horizon is None else self._horizon(client)
         return Assignment(
             client=client,
             incarnation=self.incarnation,
@@ -61,6 +80,8 @@ class Sender:
             accepted_round=entry.accepted.round if entry.accepted else 0,
             accepted_parts=1 if entry.accepted else 0,
             digest=entry.digest,
+            horizon_incarnation=horizon.incarnation if horizon else 0,
+            horizon_round=horizon.round if horizon else 0,
             now_s=now_s,
         )
 
@@ -104,6 +125,7 @@ class Sender:
         *,
         model: bytes | None = None,
         config: Mapping[str, Any] | None = None,
+        memories: Mapping[str, bytes] | None = None,
         forget: bool = False,
     ) -> NodeRequest:
         """One message to a node."""
@@ -128,4 +150,5 @@ class Sender:
             durability=s.durability,
             forget=forget,
             config=dict(config or {}),
+            memories=dict(memories or {}),
         )

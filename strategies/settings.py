@@ -18,6 +18,7 @@ WEIGHTS: Final = ("examples", "uniform")
 SAMPLING: Final = ("fraction", "poisson")
 BUDGET_RATES: Final = ("estimated", "oracle", "mean")
 DURABILITY: Final = ("process", "full")
+ON_FAILURE: Final = ("drop", "retry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,12 @@ class Settings:
         deadline_s: seconds after which a round no longer waits; None: it waits for all.
         late: whether a reply after the deadline is absorbed in a later round or dropped.
         give_up_after: time budgets after which a silent client may be asked again.
+        on_failure: "drop": a client that fails is left out of the round, and its reply is undone;
+            "retry": it is asked the same again until it answers, and sends the reply it has stored.
+        mirrors: whether the server keeps a copy of every memory (strategies/mirrors.py); without,
+            a client that leaves stays in the sums, and a lost memory takes no further part.
+        leave_after: rounds that a client's node may be gone before its memory leaves the sums; 0: any number.
+        checkpoint_every: rounds between checkpoints, where the strategy has a folder; 0: none.
         operator, allocation, values, floor: how messages are cut (compression.Scheme).
         codec: "auto" or "portable" (compression.Scheme): whether zstd may be used on index streams.
         operator_args: arguments of an operator with levels or factors, e.g. "bits = 4, block = 256".
@@ -73,6 +80,10 @@ class Settings:
     deadline_s: float | None = None
     late: str = "absorb"
     give_up_after: float = 3.0
+    on_failure: str = "drop"
+    mirrors: bool = True
+    leave_after: int = 50
+    checkpoint_every: int = 10
     operator: str = "topk"
     operator_args: str = ""
     codec: str = "auto"
@@ -144,6 +155,7 @@ class Settings:
             "sampling": SAMPLING,
             "budget_rate": BUDGET_RATES,
             "durability": DURABILITY,
+            "on_failure": ON_FAILURE,
             "server_optimizer": optimizers(),
         }
         for name, valid in names.items():
@@ -162,6 +174,13 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 found.append(f"{name} is {value!r}: expected at least 1")
+        for name in ("leave_after", "checkpoint_every"):
+            if (value := getattr(self, name)) < 0:
+                found.append(f"{name} is {value!r}: expected at least 0")
+        if self.leave_after and not self.mirrors:
+            found.append(
+                "leave_after needs mirrors: a client without one cannot leave; set mirrors, or leave_after = 0"
+            )
         if self.deadline_s is not None and self.deadline_s < self.time_budget_s:
             found.append(
                 f"deadline_s is {self.deadline_s!r}, below time_budget_s = {self.time_budget_s!r}: every message that "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,31 @@ class ServerOptimizer:
         self._optimizer: torch.optim.Optimizer | None = (
             None if name == "SGD" else getattr(torch.optim, name)(self._parameters, lr=lr)
         )
+
+    def state(self) -> tuple[dict[str, Any], dict[str, NDArray[np.generic]]]:
+        """What the optimiser remembers: plain values, and arrays by "parameter/name"."""
+        if self._optimizer is None:
+            return {}, {}
+        saved = self._optimizer.state_dict()
+        plain: dict[str, Any] = {"groups": saved["param_groups"], "state": {}}
+        arrays: dict[str, NDArray[np.generic]] = {}
+        for index, values in saved["state"].items():
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor):
+                    arrays[f"{index}/{name}"] = value.detach().cpu().numpy().copy()
+                else:
+                    plain["state"].setdefault(str(index), {})[name] = value
+        return plain, arrays
+
+    def restore(self, plain: Mapping[str, Any], arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Go back to what `state` was; the parameters are given when this is made."""
+        if self._optimizer is None:
+            return
+        state: dict[int, dict[str, Any]] = {int(i): dict(values) for i, values in plain["state"].items()}
+        for key, array in arrays.items():
+            index, _, name = key.partition("/")
+            state.setdefault(int(index), {})[name] = torch.from_numpy(np.array(array))
+        self._optimizer.load_state_dict({"state": state, "param_groups": plain["groups"]})
 
     def step(self, update: Sequence[NDArray[np.float64]]) -> list[FloatArray]:
         """One step along -g; returns the new parameters, flat, in each layer's dtype."""

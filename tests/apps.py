@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from clients import kimad_mod
-from protocol import ClientStore, Memory, settle
+from protocol import Store
 from strategies import InProcessGrid, Kimad
 
 Floats = NDArray[np.float64]
@@ -113,14 +113,22 @@ def grid_of(app: ClientApp, count: int, state_dir: Path) -> InProcessGrid:
     return InProcessGrid.of_partitions(app, count, {}, state_dir)
 
 
-def settled_memories(strategy: Kimad, state_dir: Path) -> dict[str, Memory]:
-    """What each client's memory will be once it hears what the server accepted."""
+@dataclass(frozen=True)
+class Settled:
+    """A client's memory: slot h and its digest."""
+
+    h: tuple[NDArray[Any], ...]
+    digest: bytes
+
+
+def settled_memories(strategy: Kimad, state_dir: Path) -> dict[str, Settled]:
+    """What each client's memory will be once it hears what the server accepted; nothing on disk changes for good."""
     memories = {}
     for client in strategy.memory:
-        store = ClientStore(state_dir, strategy.settings.experiment, client)
-        memory, pending = store.load_memory(strategy.layout), store.load_pending()
-        entry = strategy.memory.client(client)
-        settled = settle(memory, pending, strategy.layout, entry.accepted, entry.digest)
-        assert settled.outcome != "lost", client
-        memories[client] = settled.memory
+        known = strategy.memory.client(client)
+        with Store(state_dir, strategy.settings.experiment, client) as store:
+            store.use(strategy.layout)
+            entry = store.entry(client)
+            assert store.settle(entry, known.accepted, known.digest) != "lost", client
+            memories[client] = Settled(tuple(part.copy() for part in store.h(entry)), entry.digest)
     return memories
