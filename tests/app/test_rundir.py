@@ -59,7 +59,7 @@ def test_relative_path_is_refused_and_says_what_to_write() -> None:
 
 def test_directory_with_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:
     RunDir(tmp_path / "run").append_row(make_row(1))
-    with pytest.raises(ConfigError, match=r"already holds a run \(rows\.jsonl\); choose another run-dir"):
+    with pytest.raises(ConfigError, match=r"already holds a run \(rows\.jsonl\); set resume = true to go on"):
         RunDir(tmp_path / "run")
     assert len(read_rows(tmp_path / "run")) == 1
 

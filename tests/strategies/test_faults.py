@@ -307,18 +307,21 @@ def test_state_of_another_run_under_the_same_id_is_said_before_anything_runs(tmp
         Run(tmp_path).start(3)
 
 
-def test_a_client_that_lost_its_folder_is_greeted_again_and_says_so(tmp_path: Path) -> None:
+def test_a_client_that_lost_its_folder_gets_its_memory_from_the_server(tmp_path: Path) -> None:
     run = Run(tmp_path)
 
     def lose(number: int) -> None:
         if number == 2:
-            shutil.rmtree(tmp_path / "run-t" / "client-1")
+            shutil.rmtree(tmp_path / "run-t" / "node-1")
 
     run.each_round = lose
     run.start(6)
-    assert [row["refused"].get("1") is not None for row in run.rows] == [False, False, True, True, False, False]
-    assert run.strategy.counts == {"need-layout": 1, "lost-memory": 1}
-    assert run.rows[-1]["participants"] == 2
+    assert [row["refused"].get("1") for row in run.rows if row["refused"]] == [
+        "answered 'need-layout', expected 'update'"
+    ]
+    assert run.strategy.counts == {"need-layout": 1}
+    assert run.rows[-1]["participants"] == 3
+    run.check_memories()
 
 
 def test_dense_bytes_are_exact_when_the_rounds_number_grows(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from clients import kimad_mod
 from compression.errors import ConfigError
+from protocol import Store
 from strategies import Kimad, LinkSettings, Settings, SimulatedNetwork
 from tests.apps import (
     SHAPES,
@@ -214,8 +215,11 @@ def test_clients_forget_the_run_at_its_end_when_told(tmp_path: Path) -> None:
 
 def test_closing_settle_leaves_nothing_pending(tmp_path: Path) -> None:
     strategy, _, _ = run(tmp_path, BASE, rounds=3)
-    assert not list(tmp_path.rglob("pending.safetensors"))
-    assert settled_memories(strategy, tmp_path)["0"].accepted is not None
+    for client in strategy.memory:
+        with Store(tmp_path, strategy.settings.experiment, client) as store:
+            entry = store.entry(client)
+            assert entry.pending is None
+            assert entry.accepted == strategy.memory.client(client).accepted is not None
 
 
 def test_too_few_clients_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
