@@ -374,6 +374,7 @@ class Kimad(Strategy):
     def _same_again(self, client: str, grid: Grid) -> Message:
         """The same request to the same client, at the node where it is now, with its memory if that is lost."""
         request = replace(self._round.requests[client], memories=self._lost_memory(client))
+        self._round.requests[client] = request
         return message_for(grid, write_request(request), "train", self.clients[client].node_id)
 
     def _used_up(self, needed_bytes: int) -> set[str]:
@@ -475,7 +476,7 @@ class Kimad(Strategy):
             if report.status == "need-layout":
                 self.roster.greet_again(client)
             elif report.status == "lost-memory":
-                if self.memory.mirrors is not None and not known.lost:
+                if self.memory.mirrors is not None and client not in current.requests[client].memories:
                     known.lost = True
                     _log.warning("client %r has lost its memory; its next message brings the server's copy", client)
                 else:

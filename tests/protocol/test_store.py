@@ -21,7 +21,7 @@ START = chain.start("e", LAYOUT.digest, "c")
 
 def message(attempt: Attempt, seed: int = 0) -> Compressed:
     rng = np.random.default_rng([seed, attempt.round])
-    deltas = [rng.normal(size=15).astype(np.float32), rng.normal(size=4)]
+    deltas: list[FloatArray] = [rng.normal(size=15).astype(np.float32), rng.normal(size=4)]
     slots = ((int(Slot.H), bytes(8)),)
     header = Header(0, LAYOUT.digest, tag4("e"), tag4("c"), attempt.incarnation, attempt.round, 0, 1, slots)
     return compress(LAYOUT, header, deltas, None, Scheme(ratio=0.4), None, seed=1)

@@ -22,7 +22,7 @@ BASE = Settings(
 ROUNDS = 9
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """The server dies."""
 
 
@@ -35,7 +35,7 @@ def run(
     def on_round(row: dict[str, Any], wall: dict[str, Any]) -> None:
         rows.append(json.loads(json.dumps(row)))
         if row["round"] == die_after:
-            raise Killed
+            raise KilledError
 
     app = least_squares_app(LeastSquares.make(4), 1e-3)
     strategy = Kimad(settings, SimulatedNetwork(LINKS), on_round=on_round, state_dir=folder / "server", resume=resume)
@@ -45,7 +45,7 @@ def run(
             initial_arrays=record(cut(np.zeros(30), "float32")),
             num_rounds=ROUNDS,
         )
-    except Killed:
+    except KilledError:
         assert die_after is not None
     return strategy, rows
 
