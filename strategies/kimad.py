@@ -145,16 +145,7 @@ class Kimad(Strategy):
                 self._warn_of_budgets()
                 for number in range(done + 1, num_rounds + 1 if not self.over else 0):
                     begun_s = time.perf_counter()
-                    self.roster.greet()
-                    config = train_config or ConfigRecord()
-                    self._gather(self.configure_train(number, result.arrays, config, grid), grid, timeout, stop)
-                    if stop.asked:  # nothing of this round has been taken in yet
-                        self._checkpoint(number - 1)
-                        stop.now(number - 1)
-                    arrays, metrics = self.aggregate_train(number, ())
-                    result.arrays = arrays or result.arrays
-                    if metrics is not None:
-                        result.train_metrics_clientapp[number] = metrics
+                    self._train(number, result, grid, timeout, train_config or ConfigRecord(), stop)
                     trained_s = time.perf_counter()
                     if number % self.settings.evaluate_every == 0 or number == num_rounds:
                         self._evaluate(number, result, grid, timeout, evaluate_config or ConfigRecord(), evaluate_fn)
@@ -295,6 +286,18 @@ class Kimad(Strategy):
             )
 
     # ---- training ----------------------------------------------------------------------
+
+    def _train(self, number: int, result: Result, grid: Grid, timeout: float, config: ConfigRecord, stop: Stop) -> None:
+        """Steps 1 to 5 of one round; it is given up, with everything kept as it was before, where a stop was asked."""
+        self.roster.greet()
+        self._gather(self.configure_train(number, result.arrays, config, grid), grid, timeout, stop)
+        if stop.asked:  # nothing of this round has been taken in yet
+            self._checkpoint(number - 1)
+            stop.now(number - 1)
+        arrays, metrics = self.aggregate_train(number, ())
+        result.arrays = arrays or result.arrays
+        if metrics is not None:
+            result.train_metrics_clientapp[number] = metrics
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
