@@ -67,14 +67,16 @@ class Log:
         fs: the file system.
         folder: its folder, which exists.
         durable: whether every append is synced to the disk.
+        cut_damage: go on with what stands before a damaged record, whatever stands behind it. For a log that
+            is synced now and then: what was not synced may reach the disk in any order.
 
     Raises:
         StateError: the log is of a newer version, or cannot be read or cut.
         DamagedError: a record is damaged and others follow it.
     """
 
-    def __init__(self, fs: FileSystem, folder: Path, *, durable: bool) -> None:
-        self.fs, self.folder, self.durable = fs, folder, durable
+    def __init__(self, fs: FileSystem, folder: Path, *, durable: bool, cut_damage: bool = False) -> None:
+        self.fs, self.folder, self.durable, self._cut_damage = fs, folder, durable, cut_damage
         numbers = [int(n[len(_PREFIX) :]) for n in _names(fs, folder)]
         self._number = max(numbers, default=1)
         self._seq = 0
@@ -132,8 +134,12 @@ class Log:
             raise DamagedError(f"{self.path}: record {record.seq} is not what was written")
         return blob
 
-    def rewrite(self, records: Iterable[tuple[Meta, Sequence[Bytes]]]) -> list[Record]:
+    def rewrite(self, records: Iterable[tuple[Meta, Sequence[Bytes]]], *, durable: bool = False) -> list[Record]:
         """Go on in a new file that begins with these records; the old file is removed.
+
+        Args:
+            records: the JSON object and the blob of each, the blob in pieces.
+            durable: whether it is synced before the old one goes, also where the log is not durable.
 
         Raises:
             StateError: it cannot be written; the log is what it was.
@@ -141,7 +147,7 @@ class Log:
         data, added, end, seq = _encode(records, self._seq, 0)
         path = self.folder / f"{_PREFIX}{self._number + 1:08}"
         with _said(path, "written"):
-            self.fs.replace(path, data, durable=self.durable)
+            self.fs.replace(path, data, durable=durable or self.durable)
         old, self._number, self._seq, self.nbytes = self.path, self._number + 1, seq, end
         with _said(old, "removed"):
             self.fs.remove(old)
@@ -156,6 +162,7 @@ class Log:
         if self.nbytes:
             with _said(self.path, "synced"):
                 self.fs.sync(self.path)
+                self.fs.sync(self.folder)  # its name, too
 
     def cut(self, last: Record | None) -> None:
         """Forget everything after a record, or everything."""
@@ -177,7 +184,7 @@ class Log:
                 good = last.offset - HEADER_BYTES - _meta_bytes(last.meta)
                 self._seq = last.seq - 1
         if good < size:
-            if _is_followed(self.fs, self.path, good):
+            if not self._cut_damage and _is_followed(self.fs, self.path, good):
                 raise DamagedError(f"{self.path}: damaged at byte {good}, and what was written after that is whole")
             self.torn_bytes = size - good
             self.fs.truncate(self.path, good)

@@ -18,6 +18,9 @@ row begins with the number of the last record that moved it, set to a mark of it
 moves, and with the machine's boot. Where they are not what the log says - a process died in
 the middle, power failed - everything in the log since the last compaction is written once
 more, absolute values, oldest first. Compaction syncs h before it drops a record.
+
+Without flushes (durability = process) nothing is known of what a power cut has left: every
+memory of a log that began under another boot is lost, and the server sends its own.
 """
 
 from __future__ import annotations
@@ -106,6 +109,7 @@ class Entry:
         estimators: stored rate estimators, name to plain values.
         last_sample_s: end time of the last upload sample taken in; samples are taken once.
         moved: number of the last record that moved h.
+        base_moved: the same at the last compaction; above 0, the row says more than the log does.
         moves: what moved h since the last compaction, oldest first: ("forward" | "back" | "row", record).
     """
 
@@ -119,6 +123,7 @@ class Entry:
     estimators: Mapping[str, Mapping[str, float | int | str]] = field(default_factory=dict)
     last_sample_s: float = -1.0
     moved: int = 0
+    base_moved: int = 0
     moves: list[tuple[str, Record, Pending | None]] = field(default_factory=list)
 
 
@@ -158,6 +163,7 @@ class Store:
         self.entries: dict[str, Entry] = {}
         self.damaged = False
         self._boot = int.from_bytes(hashlib.blake2b(fs.boot().encode(), digest_size=8).digest(), "little") or 1
+        self._survives_power_cuts = True
         self._batch: list[tuple[Meta, list[Bytes]]] = []
         self._needed_then = 0
         self._mapped: NDArray[np.uint8] | None = None
@@ -185,6 +191,7 @@ class Store:
 
     def _open(self) -> None:
         self.layout, self.entries, self.damaged, self._batch, self._mapped = None, {}, False, [], None
+        self._log_boot = self._boot
         if not exists(self.fs, self.folder):
             self.fs.remove(self._slots_path)  # rows without their log say nothing
             self._log = Log(self.fs, self.folder, durable=self.durable)
@@ -194,6 +201,7 @@ class Store:
             for record in self._log.records:
                 self._fold(record.meta, record)
             self._check_rows()
+            self._check_boot()
         except (DamagedError, AssertionError, KeyError, ValueError, TypeError, LayoutError) as error:
             _log.error("%s: %s; the memories there are given up, and the server sends its own", self.folder, error)
             self._begin_again()
@@ -201,10 +209,19 @@ class Store:
         self._log.records.clear()
 
     def _check_rows(self) -> None:
-        """Rows that the log speaks of must be there."""
-        rows = 1 + max((e.row for e in self.entries.values() if e.moved or e.kept), default=-1)
+        """Rows of which the log does not tell everything must be there."""
+        rows = 1 + max((e.row for e in self.entries.values() if e.base_moved), default=-1)
         if rows and (self.fs.size(self._slots_path) or 0) < rows * self._stride:
             raise DamagedError(f"{self._slots_path}: shorter than the log says")
+
+    def _check_boot(self) -> None:
+        """What was not synced says nothing after a power cut."""
+        if self.layout is None or self._survives_power_cuts or self._log_boot == self._boot:
+            return
+        for entry in self.entries.values():
+            self._write(entry, {"kind": "lost"}, [])
+            self._replaced(entry, LOST, None)
+        self._batch.append(({"kind": "boot", "boot": self._boot}, []))
 
     def _begin_again(self) -> None:
         """A damaged state is given up as a whole: the server has a mirror of every memory."""
@@ -234,9 +251,19 @@ class Store:
                     "another experiment id, or remove that folder"
                 )
             return
-        meta = {"kind": "head", "version": VERSION, "layout": layout.to_json(), "damaged": self.damaged}
-        self._batch.append((meta, []))
-        self.layout = layout
+        self.layout, self._survives_power_cuts, self._log_boot = layout, self.durable, self._boot
+        self._batch.append((self._head(), []))
+
+    def _head(self) -> dict[str, Any]:
+        """The log's first record."""
+        return {
+            "kind": "head",
+            "version": VERSION,
+            "layout": self._layout().to_json(),
+            "damaged": self.damaged,
+            "durable": self._survives_power_cuts,
+            "boot": self._log_boot,
+        }
 
     def _fold(self, meta: Meta, record: Record) -> None:
         """What a record of the log changes of the state without its arrays."""
@@ -248,6 +275,10 @@ class Store:
                     "kimad-fl here, or remove that folder"
                 )
             self.layout, self.damaged = Layout.from_json(meta["layout"]), meta["damaged"]
+            self._survives_power_cuts, self._log_boot = meta["durable"] and self.durable, meta["boot"]
+            return
+        if kind == "boot":
+            self._log_boot = meta["boot"]
             return
         if kind == "client":
             self.entries[meta["client"]] = entry = Entry(
@@ -258,6 +289,7 @@ class Store:
                 estimators=meta["estimators"],
                 last_sample_s=meta["last_sample_s"],
                 moved=meta["moved"],
+                base_moved=meta["moved"],
             )
             if meta["slots"]:
                 entry.slots = _cut(self._log.read(record), meta["slots"])
@@ -320,6 +352,8 @@ class Store:
             digest = LOST if self.damaged else chain.start(self.experiment, layout.digest, client)
             found = self.entries[client] = Entry(client, row, digest)
             self._batch.append(_client_record(found))
+            if (left := self._row(found)).any():  # by a client whose record never reached the disk
+                left[:] = 0
         self._make_clean(found)
         return found
 
@@ -501,14 +535,14 @@ class Store:
         if self.durable and self.fs.size(self._slots_path) is not None:
             try:
                 self.fs.sync(self._slots_path)
+                self.fs.sync(self.folder)  # its name, too
             except OSError as error:
                 raise StateError(f"{self._slots_path}: cannot be synced ({error}); the old state is intact") from error
         self._log.rewrite(list(self._needed()))
         self._open()
 
     def _needed(self) -> Iterator[tuple[Meta, list[Bytes]]]:
-        layout = self._layout()
-        yield {"kind": "head", "version": VERSION, "layout": layout.to_json(), "damaged": self.damaged}, []
+        yield self._head(), []
         for entry in self.entries.values():
             base = entry.kept[0] if entry.kept else None
             slots = self._slots_after(entry, 0)
@@ -568,12 +602,7 @@ class Store:
         mark = self._row(entry)[:_MARK].view(np.uint64)
         if int(mark[0]) == entry.moved and int(mark[1]) == self._boot:
             return
-        touched = entry.moved or entry.kept or entry.pending is not None or int(mark[0])
-        powered_off = int(mark[1]) != self._boot and (int(mark[1]) or entry.moved)
-        if powered_off and not self.durable:
-            self._write(entry, {"kind": "lost"}, [])
-            self._replaced(entry, LOST, None)
-        elif touched:
+        if entry.moved or entry.kept or entry.pending is not None or int(mark[0]):
             self._move(entry, entry.moves, seq=entry.moved)
             if entry.pending is not None:
                 self._move(entry, [("back", entry.pending.record, entry.pending)], seq=entry.moved)

@@ -47,7 +47,9 @@ class Mirrors:
         self.fs, self.folder, self.layout = fs, folder, layout
         self.dense_bytes = sum(layout.layers[i].nbytes for i in layout.compressed)
         fs.make_folder(folder, durable=True)
-        self._log = Log(fs, folder, durable=False)
+        self._log = Log(
+            fs, folder, durable=False, cut_damage=True
+        )  # synced at checkpoints, and `rewind` says if it is too short
         self._bases: dict[str, int] = {
             unquote(name[len(_BASE) :]): int(self._base_head(name)["number"])
             for name in fs.names(folder)
@@ -128,8 +130,7 @@ class Mirrors:
         live = sum(r.nbytes for records in self._payloads.values() for r in records)
         if self._log.nbytes > (1 << 20) and sum(r.nbytes for r in self._all) > live / (1.0 - _DEAD_SHARE):
             wanted = sorted((r for of in self._payloads.values() for r in of), key=lambda r: r.meta["number"])
-            self._all = self._log.rewrite((r.meta, [self._log.read(r)]) for r in wanted)
-            self._log.sync()
+            self._all = self._log.rewrite(((r.meta, [self._log.read(r)]) for r in wanted), durable=True)
             self._payloads = {}
             for record in self._all:
                 self._payloads.setdefault(record.meta["client"], []).append(record)
