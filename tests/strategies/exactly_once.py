@@ -203,10 +203,12 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.examples: dict[str, int] = {}
         self.lost_at: dict[str, int] = {}
         self.serving: dict[str, LossyFileSystem] = {}
+        self.trained_on: dict[str, LossyFileSystem] = {}
         self.made: dict[tuple[Attempt, bytes], tuple[int, int]] = {}
         self.timeline: dict[str, list[tuple[Attempt, bytes]]] = {}
         self.opened: dict[str, Attempt] = {}
         self.calls = 0
+        self.recovered = 0
         self.acting: LossyFileSystem | None = None
         self.run: Kimad | None = None
         self.number = 0
@@ -330,6 +332,8 @@ class ExactlyOnce(RuleBasedStateMachine):
             self.acting = None
         said = read_reply(reply.content)
         node.said.append(said)
+        if said.payloads and self.trained_on.setdefault(node.client, node.disk) is not node.disk:
+            self.trained_on[node.client], self.lost_at[node.client] = node.disk, self.step  # a clone, or back from one
         for report in said.reports:
             payload = said.payloads.get((report.client, report.part))
             if payload is not None:
@@ -516,13 +520,15 @@ class ExactlyOnce(RuleBasedStateMachine):
     @rule()
     def everything_recovers(self) -> None:
         """When nothing goes wrong any more, everybody takes part again."""
+        if self.recovered >= 2:  # enough for one run
+            return
         for node in self.nodes.values():
             node.fates.clear()
         self._calm()
         assert self.run is not None
         before = {c: len(self.timeline.get(c, [])) for c in self.run.clients}
         waiting = set(before)
-        for _ in range(30):
+        for _ in range(400):  # a link may be down for a while
             self.time.now_s += 200.0
             self._round()
             waiting = {
@@ -534,6 +540,7 @@ class ExactlyOnce(RuleBasedStateMachine):
                 break
         if self.settings.late == "absorb":  # else a slow link may never be in time
             assert not waiting, f"{waiting} take no part"
+        self.recovered += 1
 
     def _calm(self) -> None:
         """Everybody who is silent starts again, and clones are switched off."""
