@@ -28,11 +28,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
-import protocol.store as store_module
 from clients import kimad_mod
-from compression import Decoded, Layout, decode
+from compression import Decoded, Layout, decode, move
 from compression.errors import ConfigError
-from protocol import Attempt, NodeReply, Store, chain, read_reply, write_reply
+from protocol import Attempt, Entry, NodeReply, Store, chain, read_reply, write_reply
+from protocol.store import Updates
 from strategies import InProcessGrid, Kimad, LinkSettings, Settings, SimulatedNetwork
 from strategies.asking import Stop
 from strategies.memory import ServerMemory
@@ -40,7 +40,11 @@ from strategies.receive import Receiver
 from tests.protocol.lossy import DiedError, LossyFileSystem
 
 EXPERIMENT = "e"
-MODEL = {"w": np.zeros((4, 3), np.float32), "b": np.zeros(5, np.float64), "n": np.zeros((), np.int64)}
+MODEL: dict[str, NDArray[Any]] = {
+    "w": np.zeros((4, 3), np.float32),
+    "b": np.zeros(5, np.float64),
+    "n": np.zeros((), np.int64),
+}
 LAYOUT = Layout.of(MODEL)
 LINKS = LinkSettings("cellular", 2400.0, 6000.0, overhead_s=0.01, compute_s=0.1, seed=3)
 TIMEOUT_S = 20.0
@@ -114,6 +118,34 @@ class WatchedMemory(ServerMemory):
             last = self.client(client).accepted
             end = 0 if last is None else [a for a, _ in of].index(last) + 1
             del of[end:]
+
+
+class WatchedStore(Store):
+    """A client's store; what it gave up because the server said so is known.
+
+    A server that then goes back to a checkpoint in which that reply was still under way, and lives another
+    life from there on, may accept it after all: the one way to lose a memory without losing a disk.
+    """
+
+    def __init__(self, root: Path, experiment: str, node: str, machine: ExactlyOnce, *, durable: bool) -> None:
+        super().__init__(root, experiment, node, durable=durable, fs=machine.disks[root.name])
+        self.machine = machine
+
+    def settle(self, entry: Entry, accepted: Attempt | None, digest: bytes | None) -> str:
+        pending = entry.pending
+        outcome = super().settle(entry, accepted, digest)
+        if pending is not None and entry.pending is None and outcome != "accepted" and self.machine.run is not None:
+            self.machine.given_up[str(pending.attempt)] = self.machine.run.incarnation
+        return outcome
+
+    def pend(self, entry: Entry, attempt: Attempt, payload: bytes, updates: Updates, **more: Any) -> None:
+        super().pend(entry, attempt, payload, updates, **more)
+        self.machine.made[(attempt, payload)] = (self.machine.calls, self.machine.step)
+
+    def replace(self, entry: Entry, h: Sequence[NDArray[Any]] | None, digest: bytes, accepted: Attempt | None) -> None:
+        super().replace(entry, h, digest, accepted)
+        if self.machine.was_given_up(accepted):
+            self.machine.lost_at[entry.client] = self.machine.step
 
 
 class LossyGrid(InProcessGrid):
@@ -207,6 +239,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.made: dict[tuple[Attempt, bytes], tuple[int, int]] = {}
         self.timeline: dict[str, list[tuple[Attempt, bytes]]] = {}
         self.opened: dict[str, Attempt] = {}
+        self.given_up: dict[str, int] = {}
         self.calls = 0
         self.recovered = 0
         self.acting: LossyFileSystem | None = None
@@ -231,8 +264,16 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.rng = random.Random(seed)
         self.server_disk = LossyFileSystem()
         self.settings = Settings(
-            **{"experiment": EXPERIMENT, "seed": seed, "ratio": 0.4, "time_budget_s": 0.5, "deadline_s": 0.55},
-            **{"checkpoint_every": 2, "leave_after": 2, "fraction": fraction, "evaluate": "none", "server_lr": 0.1},
+            experiment=EXPERIMENT,
+            seed=seed,
+            ratio=0.4,
+            time_budget_s=0.5,
+            deadline_s=0.55,
+            checkpoint_every=2,
+            leave_after=2,
+            fraction=fraction,
+            evaluate="none",
+            server_lr=0.1,
             durability="full" if full else "process",
             on_failure="retry" if retry else "drop",
             late="drop" if drop else "absorb",
@@ -248,8 +289,8 @@ class ExactlyOnce(RuleBasedStateMachine):
             ("strategies.kimad._log.disabled", True),
             ("clients.mod.Store", self._store),
             ("protocol.store._SMALLEST_LOG_BYTES", 700),
-            ("protocol.store.move", self._ticking(store_module.move)),
-            ("protocol.store.decode", self._ticking(store_module.decode)),
+            ("protocol.store.move", self._ticking(move)),
+            ("protocol.store.decode", self._ticking(decode)),
         ]
         for name, new in patches:
             self.stack.enter_context(patch(name, new))
@@ -262,7 +303,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.stack.close()
 
     def _store(self, root: Path, experiment: str, node: str, *, durable: bool = False) -> Store:
-        return Store(root, experiment, node, durable=durable, fs=self.disks[root.name])
+        return WatchedStore(root, experiment, node, self, durable=durable)
 
     def _ticking(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A place where a client's process can die although it touches no file."""
@@ -337,9 +378,14 @@ class ExactlyOnce(RuleBasedStateMachine):
         for report in said.reports:
             payload = said.payloads.get((report.client, report.part))
             if payload is not None:
-                made = self.made.setdefault((report.attempt, payload), (self.calls, self.step))
-                assert self.calls == before or made[0] == self.calls
+                calls, _ = self.made[(report.attempt, payload)]
+                assert self.calls == before or calls == self.calls
         return reply
+
+    def was_given_up(self, accepted: Attempt | None) -> bool:
+        """Whether a client gave this reply up at an earlier life of the server."""
+        assert self.run is not None
+        return self.given_up.get(str(accepted), self.run.incarnation) < self.run.incarnation
 
     def cut_power(self, node: Node) -> None:
         node.disk.cut_power(self.rng)
@@ -589,6 +635,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         known, of = run.memory.client(client), self.timeline.get(client, [])
         made = self.made[of[-1]] if of else (0, -1)
         may_be_lost = client in self.lost_at and made[1] <= self.lost_at[client]
+        may_be_lost |= bool(of) and self.was_given_up(of[-1][0])
         copy = disk.copy()
         with Store(
             Path(f"/disk{node_id}"), EXPERIMENT, client, durable=self.settings.durability == "full", fs=copy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from json import JSONDecodeError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,8 +29,8 @@ STEPS = 50
 
 def run(examples: int, **more: Any) -> None:
     """Run the machine so many times."""
-    calm = {"deadline": None, "suppress_health_check": list(HealthCheck), "stateful_step_count": STEPS}
-    run_state_machine_as_test(ExactlyOnce, settings=settings(max_examples=examples, **calm, **more))
+    calm = settings(deadline=None, suppress_health_check=list(HealthCheck), stateful_step_count=STEPS)
+    run_state_machine_as_test(ExactlyOnce, settings=settings(calm, max_examples=examples, **more))
 
 
 def test_memories_stay_equal_whatever_happens() -> None:
@@ -132,19 +133,11 @@ def weights_leave_the_sums_alone() -> Any:
     return patch.object(ServerMemory, "_add", nothing)
 
 
-def power_cut_not_noticed() -> Any:
-    return patch.object(Store, "_check_boot", nothing)
-
-
 def digests_not_compared() -> Any:
     def settle(old: Any, store: Store, entry: Entry, accepted: Attempt | None, digest: bytes | None) -> Any:
         return old(store, entry, accepted, None)
 
     return replaced(Store, "settle", settle)
-
-
-def attempts_never_closed() -> Any:
-    return patch.object(Receiver, "close", nothing)
 
 
 def checkpoints_not_synced() -> Any:
@@ -169,9 +162,7 @@ MUTANTS = [
     retry_trains_anew,
     mirrors_not_rewound,
     weights_leave_the_sums_alone,
-    power_cut_not_noticed,
     digests_not_compared,
-    attempts_never_closed,
     checkpoints_not_synced,
     reply_sent_before_it_is_stored,
 ]
@@ -179,5 +170,5 @@ MUTANTS = [
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.__name__)
 def test_a_mistake_is_found(mutant: Callable[[], Any]) -> None:
-    with mutant(), pytest.raises((AssertionError, StateError, ConfigError)):
+    with mutant(), pytest.raises((AssertionError, StateError, ConfigError, JSONDecodeError)):
         run(300, phases=[Phase.generate], report_multiple_bugs=False)
