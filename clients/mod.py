@@ -39,8 +39,10 @@ from compression import (
     compress,
     decode,
     difference,
+    largest_step,
     parse_floors,
     tag4,
+    too_large,
 )
 from compression.errors import LayoutError, ProtocolError, UpdateError
 from protocol import (
@@ -302,10 +304,10 @@ def _compress(
     )
     sent_whole = whole if assignment.send_whole else None
     compressed = compress(layout, header, deltas, sent_whole, scheme, budget, seed=assignment.seed)
-    for position, h, update in zip(layout.compressed, memory, compressed.updates, strict=True):
-        kept = h if update.indices is None else h[update.indices]
-        if not np.isfinite(kept + update.values).all():
-            raise UpdateError(layout.layers[position].name, None, "the memory would overflow; scale the update down")
+    for position, update in zip(layout.compressed, compressed.updates, strict=True):
+        if too_large(update):
+            layer = layout.layers[position]
+            raise UpdateError(layer.name, None, f"a value above {largest_step(layer.dtype):.2g}; scale the update down")
     return compressed
 
 

@@ -10,7 +10,7 @@ from compression.compressor import (
     guaranteed_alpha,
     smallest_bytes,
 )
-from compression.feedback import accumulate, difference, move
+from compression.feedback import accumulate, difference, largest_step, move, too_large
 from compression.layout import Layer, Layout
 from compression.scheme import Scheme, idle_floors, parse_floors
 from compression.selection import topk_indices
@@ -51,11 +51,13 @@ __all__ = [
     "encode",
     "guaranteed_alpha",
     "idle_floors",
+    "largest_step",
     "move",
     "parse_floors",
     "peek",
     "predicted_bytes",
     "smallest_bytes",
     "tag4",
+    "too_large",
     "topk_indices",
 ]

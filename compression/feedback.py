@@ -12,6 +12,7 @@ torch tensors on any device, and torch is not imported here.
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +27,21 @@ def difference(u: Memory, h: Memory) -> Memory:
     """What an update differs from its memory by: u - h, rounded once in their dtype; shape (d,)."""
     result: Memory = u - h
     return result
+
+
+def largest_step(dtype: str) -> float:
+    """Largest magnitude of a value that a message may carry: the square root of the dtype's largest number.
+
+    So no number of messages brings a memory to infinity, and no peer brings the sums over all clients there.
+    """
+    return math.sqrt(float(np.finfo(dtype).max))
+
+
+def too_large(update: LayerUpdate) -> bool:
+    """Whether an update has a value above `largest_step`."""
+    values = update.values
+    most = largest_step(values.dtype.name)
+    return bool(values.size) and not (float(values.max()) <= most and float(values.min()) >= -most)
 
 
 def move(h: Any, update: LayerUpdate, rate: float = 1.0) -> None:

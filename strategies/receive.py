@@ -9,18 +9,19 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from flwr.app import Message
 
-from compression import UP, Decoded, Expect, Header, Layout, Slot, decode, tag4
+from compression import UP, Decoded, Expect, Header, Layout, Slot, decode, tag4, too_large
 from compression.errors import ProtocolError, WireError
 from compression.wire import largest_bytes
 from protocol import Assignment, Attempt, NodeReply, Report, read_reply
 from strategies.memory import ServerMemory, plain_attempt, read_attempt
 
 Metrics = Mapping[str, int | float | list[int] | list[float]]
+_MOST_TEXT: Final = 2000  # characters of a peer's text in the log
 _log = logging.getLogger("flwr.kimad")
 
 
@@ -58,9 +59,9 @@ class Receiver:
         self._open: dict[str, Attempt] = {}
 
     def fault(self, kind: str, text: str) -> None:
-        """Count and log one fault of a peer."""
+        """Count and log one fault of a peer; what it says itself may be of any length and hold anything."""
         self.counts[kind] += 1
-        _log.warning("%s: %s", kind, text)
+        _log.warning("%s: %s", kind, readable(text))
 
     def open(self, attempt: Attempt) -> None:
         """Open an attempt; the client's earlier one is closed by it."""
@@ -123,7 +124,9 @@ class Receiver:
         for report in reply.reports:
             payload = reply.payloads.get((report.client, report.part))
             if report.status != "update":
-                refusals[report.client] = report.detail or f"answered {report.status!r}, expected 'update'"
+                refusals[report.client] = (
+                    readable(report.detail or "") or f"answered {report.status!r}, expected 'update'"
+                )
             elif payload is None:
                 refusals[report.client] = f"an update without its payload {report.part}/{report.client}"
             elif len(payload) > self.most_bytes:
@@ -149,6 +152,8 @@ class Receiver:
         if isinstance(reply.content, WireError):
             raise reply.content
         self._check(reply.content.header, attempt)
+        if any(update is not None and too_large(update) for update in reply.content.updates):
+            raise ProtocolError("enormous", "the payload has values so large that sums with them would overflow")
         self.memory.accept(attempt, reply.payload, reply.content, self._weight(reply.report))
         return reply.content
 
@@ -180,6 +185,13 @@ class Receiver:
                 raise ProtocolError(fault, f"the payload's {error}") from error
         if dict(header.slots).get(Slot.H) != self.memory.client(attempt.client).digest:
             raise ProtocolError("lost-memory", "the payload was made from another memory than the one known here")
+
+
+def readable(text: str) -> str:
+    """A peer's text as it may stand in a log: one line, no control characters, its middle left out if it is long."""
+    if len(text) > _MOST_TEXT:
+        text = f"{text[: _MOST_TEXT // 4]} ... {text[-_MOST_TEXT * 3 // 4 :]}"  # a traceback says most at its end
+    return "".join(c if c.isprintable() else " | " if c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def coordinates(content: Decoded, *, everything: bool) -> int:
