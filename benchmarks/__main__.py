@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import allocation, codec, feedback, operators
+from benchmarks import allocation, codec, feedback, loss, operators
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,10 +28,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     three.add_argument("problems", nargs="*", default=["digits"], metavar="PROBLEM", help="of digits, fashion-mnist")
     three.add_argument("--processes", type=int, default=2, metavar="N", help="runs at a time (2)")
     three.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
+    five = names.add_parser("loss", help="what 5 %% of lost replies cost, with and without the protocol, by seeds")
+    five.add_argument(
+        "problems", nargs="*", default=list(loss.PROBLEMS), metavar="PROBLEM", help="of " + ", ".join(loss.PROBLEMS)
+    )
+    five.add_argument("--seeds", type=int, default=10, metavar="N", help="paired runs of each (10)")
+    five.add_argument("--processes", type=int, default=2, metavar="N", help="runs at a time (2)")
+    five.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     chosen = parser.parse_args(arguments)
-    if chosen.name == "feedback":
-        if unknown := sorted(set(chosen.problems) - set(feedback.PROBLEMS)):
-            parser.error(f"unknown problems {', '.join(unknown)}: expected some of {', '.join(feedback.PROBLEMS)}")
+    if chosen.name in ("feedback", "loss"):
+        known = feedback.PROBLEMS if chosen.name == "feedback" else loss.PROBLEMS
+        if unknown := sorted(set(chosen.problems) - set(known)):
+            parser.error(f"unknown problems {', '.join(unknown)}: expected some of {', '.join(known)}")
+        if chosen.name == "loss":
+            return loss.run(chosen.problems, max(1, chosen.seeds), max(1, chosen.processes), chosen.json)
         return feedback.run(chosen.problems, max(1, chosen.processes), chosen.json)
     if chosen.repeat < 1:
         parser.error("--repeat must be at least 1")
