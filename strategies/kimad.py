@@ -15,7 +15,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 
 from bandwidth import smallest_time_budget_s
 from compression import Decoded, Layout, dense_bytes_on_wire, idle_floors, smallest_bytes
-from compression.errors import ConfigError, ProtocolError, WireError
+from compression.errors import ConfigError, ProtocolError, StateError, WireError
 from protocol import write_request
 from protocol.filesystem import LOCAL, FileSystem, MemoryFileSystem
 from strategies import snapshot
@@ -131,7 +132,39 @@ class Kimad(Strategy):
         Raises:
             ConfigError: too few clients answered.
             LayoutError: the model's arrays cannot form a layout.
+            StateError: another server holds the state's folder, or it cannot be read or written.
         """
+        with self._alone():
+            return self._run(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other server works on this run's folder meanwhile: one that lost its SuperLink may still be alive."""
+        if self.state_dir is None:
+            yield
+            return
+        with ExitStack() as stack:
+            try:
+                LOCAL.make_folder(self.state_dir, durable=True)
+                stack.enter_context(LOCAL.lock(self.state_dir / "lock"))
+            except StateError as error:
+                raise StateError(
+                    f"another server is at work in {self.state_dir}: wait for it, or stop its process, before going on"
+                ) from error
+            except OSError as error:
+                raise StateError(f"{self.state_dir}: cannot be made ({error}); choose another run-dir") from error
+            yield
+
+    def _run(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int,
+        timeout: float,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: EvaluateFn | None,
+    ) -> Result:
         done = self._prepare(grid, initial_arrays)
         self.summary()
         result = Result(arrays=_record(self.arrays))

@@ -18,6 +18,7 @@ from strategies.receive import Receiver
 from strategies.send import Sender
 
 FIRST_HELLO_S: Final = 120.0  # the start of an engine included
+HELLO_AGAIN_S: Final = 4.0  # after a hello that failed; twice that after the next, and so on
 OUR_ERRORS: Final = "compression.errors."  # a client error that the mod raised itself
 NO_MOD: Final = (
     "The mod answers a hello without calling the app's code, so the client has no mod: write "
@@ -63,6 +64,7 @@ class Roster:
         self._greeted: dict[int, float] = {}
         self._again: set[int] = set()
         self._wrong: dict[int, str] = {}
+        self._failed: dict[int, int] = {}
         self._index: dict[str, int] = {}
         self._complete = False
         self._claims: dict[str, tuple[int, Report]] = {}
@@ -70,8 +72,8 @@ class Roster:
         self.before: frozenset[str] = frozenset()
 
     def greet(self) -> None:
-        """Say hello to nodes never met. A hello is said again give_up_after time budgets later, not before."""
-        patience_s = max(self.sender.settings.patience_s, FIRST_HELLO_S)
+        """Say hello to nodes never met; again where it failed, after a while, or where nobody answered for long."""
+        patience_s = self._hello_patience_s
         now_s = time.monotonic()
         self._greeted = {node: since_s for node, since_s in self._greeted.items() if now_s - since_s <= patience_s}
         there = set(self.grid.get_node_ids())
@@ -84,6 +86,10 @@ class Roster:
         request = self.sender.request("hello", (Assignment("", incarnation=self.sender.incarnation),))
         self._greeted.update(dict.fromkeys(new, now_s))
         self.exchange.push("hello", [message_for(self.grid, write_request(request), "train", node) for node in new])
+
+    @property
+    def _hello_patience_s(self) -> float:
+        return max(self.sender.settings.patience_s, FIRST_HELLO_S)
 
     def online(self) -> frozenset[int]:
         """Nodes that are there now; messages to those that are not are waited for no longer."""
@@ -150,7 +156,11 @@ class Roster:
                 if all(node != claimant for claimant, _ in self._claims.values()):
                     self._greeted.pop(node, None)
                 self._wrong.pop(node, None)
-            except ProtocolError as error:  # greeted again when its patience is over
+                self._failed.pop(node, None)
+            except ProtocolError as error:  # its process may have died, so it is greeted again
+                failed = self._failed[node] = self._failed.get(node, 0) + 1
+                wait_s = min(self._hello_patience_s, HELLO_AGAIN_S * 2 ** (failed - 1))
+                self._greeted[node] = time.monotonic() - self._hello_patience_s + wait_s
                 self._wrong[node] = detail = error.detail + ("" if OUR_ERRORS in error.detail else f". {NO_MOD}")
                 self.receiver.fault(error.kind, f"node {node} did not say who it is: {detail}")
         if self._complete:
