@@ -3,6 +3,7 @@
 kimad run [KEY=VALUE ...] [--config FILE] [--clients N] [--run-dir DIR]
 kimad plan [KEY=VALUE ...] [--config FILE] [--clients N] [--json]
 kimad keys
+kimad state ls|verify|prune [--state-dir DIR]
 """
 
 from __future__ import annotations
@@ -46,8 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan.add_argument("--json", action="store_true", help="as one JSON object")
     listing = commands.add_parser("keys", help="list every run key, its default and meaning")
     listing.add_argument("--markdown", action="store_true", help="as docs/run-keys.md")
+    state = commands.add_parser("state", help="what clients keep on this machine (docs/restarts.md)")
+    state.add_argument("action", choices=("ls", "verify", "prune"), help="list, list and check every byte, or remove")
+    state.add_argument("--state-dir", type=Path, help="the node's state-dir; else $KIMAD_STATE_DIR or ~/.kimad/state")
+    state.add_argument("--older-than-days", type=float, metavar="D", help="prune: what was not written for D days")
+    state.add_argument("--most-bytes", type=int, metavar="N", help="prune: the oldest, until what is left fits in N")
+    state.add_argument("--dry-run", action="store_true", help="prune: only say what would go")
     arguments = parser.parse_args(argv)
     try:
+        if arguments.command == "state":
+            return _state(arguments)
         if arguments.command == "keys":
             print(keys_page() if arguments.markdown else keys_text(), end="")
             return 0
@@ -84,6 +93,21 @@ def _count(arguments: argparse.Namespace) -> int:
     if count < 1:
         raise ConfigError(f"--clients is {count}: expected at least 1")
     return count
+
+
+def _state(arguments: argparse.Namespace) -> int:
+    from app.state import list_states, prune
+
+    if arguments.action != "prune":
+        return list_states(arguments.state_dir, verify=arguments.action == "verify")
+    if arguments.older_than_days is None and arguments.most_bytes is None:
+        raise ConfigError("state prune: expected --older-than-days D or --most-bytes N, or both; --dry-run shows it")
+    return prune(
+        arguments.state_dir,
+        older_than_days=arguments.older_than_days,
+        most_bytes=arguments.most_bytes,
+        dry_run=arguments.dry_run,
+    )
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -174,7 +174,7 @@ class Log:
     def _read(self) -> None:
         size = self.fs.size(self.path) or 0
         good = 0
-        for record, end in _scan(self.fs, self.path, size):
+        for record, end in scan(self.fs, self.path, size):
             self.records.append(record)
             good, self._seq = end, record.seq
         if self.records:  # a whole header does not say that what follows it is whole
@@ -184,7 +184,7 @@ class Log:
                 good = last.offset - HEADER_BYTES - _meta_bytes(last.meta)
                 self._seq = last.seq - 1
         if good < size:
-            if not self._cut_damage and _is_followed(self.fs, self.path, good):
+            if not self._cut_damage and whole_records_follow(self.fs, self.path, good):
                 raise DamagedError(f"{self.path}: damaged at byte {good}, and what was written after that is whole")
             self.torn_bytes = size - good
             self.fs.truncate(self.path, good)
@@ -194,6 +194,12 @@ class Log:
 def exists(fs: FileSystem, folder: Path) -> bool:
     """Whether there is a log in a folder."""
     return bool(_names(fs, folder))
+
+
+def newest(fs: FileSystem, folder: Path) -> Path | None:
+    """The log file that counts in a folder, or None."""
+    numbers = [int(n[len(_PREFIX) :]) for n in _names(fs, folder)]
+    return folder / f"{_PREFIX}{max(numbers):08}" if numbers else None
 
 
 def _names(fs: FileSystem, folder: Path) -> list[str]:
@@ -238,7 +244,7 @@ def _header(data: bytes) -> tuple[int, int, int, int, int, int] | None:
     return _REST.unpack(rest) if magic == MAGIC and zlib.crc32(rest) == crc else None
 
 
-def _scan(fs: FileSystem, path: Path, size: int) -> Iterator[tuple[Record, int]]:
+def scan(fs: FileSystem, path: Path, size: int) -> Iterator[tuple[Record, int]]:
     """Records up to the first that is not whole, each with where it ends; blobs are not read."""
     at, window, window_at = 0, b"", 0
 
@@ -263,7 +269,7 @@ def _scan(fs: FileSystem, path: Path, size: int) -> Iterator[tuple[Record, int]]
         at = offset + blob_length
 
 
-def _is_followed(fs: FileSystem, path: Path, damaged: int) -> bool:
+def whole_records_follow(fs: FileSystem, path: Path, damaged: int) -> bool:
     """Whether a whole record of a later append stands behind a damaged place."""
     data = fs.read(path, damaged)
     at = data.find(MAGIC, 1)
