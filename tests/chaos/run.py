@@ -16,6 +16,8 @@ from tests.chaos.cluster import Cluster, kill
 NODES: Final = 3
 WEIGHTS: Final = {"clientapp": 4, "serverapp": 3, "supernode": 2, "superlink": 1}
 PAUSE_S: Final = (0.5, 6.0)  # between kills
+AHEAD: Final = 2  # kills without a round done in between, ...
+PATIENCE_S: Final = 60.0  # ... unless nothing moves for so long
 KEYS: Final = {
     "task": '"quadratic"',
     "local-steps": "1",
@@ -53,6 +55,10 @@ class Outcome:
     faults: dict[str, int]
 
 
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def run(folder: Path, kills: int, seed: int, *, kinds: tuple[str, ...] = (), limit_s: float = 3600.0) -> Outcome:
     """Kill so many processes at random moments of a run, and compare it with one that nobody disturbs.
 
@@ -88,7 +94,9 @@ def run(folder: Path, kills: int, seed: int, *, kinds: tuple[str, ...] = (), lim
             elif now_s - submitted_s > 5.0:
                 starts += cluster.submit({**keys, "run-dir": f'"{there}"'})
                 submitted_s = time.monotonic() + 10.0
-            if wanted and now_s >= next_s and (found := cluster.processes(wanted[0])):
+            rounds = _lines(there / "rows.jsonl")
+            is_time = now_s >= next_s and (killed.total() < rounds + AHEAD or now_s >= next_s + PATIENCE_S)
+            if wanted and is_time and (found := cluster.processes(wanted[0])):
                 if wanted[0] == "clientapp":
                     time.sleep(rng.uniform(0.0, 2.0))  # anywhere in its life, which is short
                 if kill(rng.choice(found)):
