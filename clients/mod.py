@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from bandwidth import Estimate, Sample, make_estimator, uplink_budget_bytes
 from bandwidth.estimators import from_dict, to_dict
+from clients.isolation import seeded
 from clients.legacy import instructions, is_legacy, result
 from compression import (
     UP,
@@ -340,7 +342,9 @@ def _call_user(
                 CONFIG: ConfigRecord(dict(config)),
             }
         )
-    reply = call_next(with_content(message, inner), turn.context)
+    isolated = seeded(turn.assignment.seed) if turn.request.isolate_rng else nullcontext()
+    with isolated:
+        reply = call_next(with_content(message, inner), turn.context)
     if reply.has_error():
         raise ProtocolError("user-code", f"the app's own code failed: {reply.error.reason}")
     return result(kind, reply.content, list(arrays)) if of_client_fn else reply.content

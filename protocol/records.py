@@ -144,6 +144,7 @@ class NodeRequest:
             (compression.Scheme).
         floors: floors of single layers, as compression.parse_floors reads them.
         estimator: name of the client's own rate estimator.
+        isolate_rng: whether the client seeds global random generators around the user's code.
         durability: "process" (a killed process loses nothing) or "full" (nor does a power cut).
         forget: in a settle: delete the state of this experiment.
         config: what the user's code finds under "config".
@@ -168,6 +169,7 @@ class NodeRequest:
     unit: str = "bytes"
     estimator: str = "last"
     durability: str = "process"
+    isolate_rng: bool = False
     forget: bool = False
     config: Mapping[str, bool | int | float | str | bytes] = field(default_factory=dict)
     memories: Mapping[str, bytes] = field(default_factory=dict)
@@ -318,6 +320,8 @@ def write_request(request: NodeRequest) -> RecordDict:
         head["ratio"] = request.ratio
     if request.codec != "portable":
         head["codec"] = request.codec
+    if request.isolate_rng:
+        head["isolate_rng"] = True
     for name in ("floors", "operator_args"):
         if text := getattr(request, name):  # Flower cannot count the bytes of an empty text
             head[name] = text
@@ -367,6 +371,7 @@ def read_request(content: RecordDict) -> NodeRequest:
         floors=_scalar(head, "floors", str) if "floors" in head else "",
         operator_args=_scalar(head, "operator_args", str) if "operator_args" in head else "",
         codec=_scalar(head, "codec", str) if "codec" in head else "portable",
+        isolate_rng=_scalar(head, "isolate_rng", bool) if "isolate_rng" in head else False,
         ratio=_scalar(head, "ratio", float) if "ratio" in head else None,
         config=dict(content.config_records.get(CONFIG, ConfigRecord())),  # type: ignore[arg-type]
         memories={c: _unblob(a, MEMORIES) for c, a in content.array_records.get(MEMORIES, ArrayRecord()).items()},

@@ -148,6 +148,7 @@ class Sender:
             unit=s.unit,
             estimator=s.estimator,
             durability=s.durability,
+            isolate_rng=s.isolate_rng,
             forget=forget,
             config=dict(config or {}),
             memories=dict(memories or {}),

@@ -71,6 +71,7 @@ class Settings:
         stop_at_target: whether it stops at either.
         stop_after_s: run-clock seconds after which the run stops; None: never.
         durability: "process" or "full": whether clients fsync their state.
+        isolate_rng: whether global random generators are seeded around the user's code, and put back.
         forget: whether clients delete this run's state at its end.
     """
 
@@ -114,6 +115,7 @@ class Settings:
     stop_at_target: bool = True
     stop_after_s: float | None = None
     durability: str = "process"
+    isolate_rng: bool = False
     forget: bool = True
 
     def __post_init__(self) -> None:

@@ -106,8 +106,10 @@ def test_request_survives_the_record() -> None:
         unit="coordinates",
         estimator="ewma",
         durability="full",
+        isolate_rng=True,
         forget=True,
         config={"lr": 0.1, "name": "x", "n": 3, "flag": True},
+        memories={"a": b"mirror", "b": b""},
     )
     assert read_request(write_request(request)) == request
 
