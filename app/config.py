@@ -89,6 +89,7 @@ class RunConfig(BaseModel):
     checkpoint_every: int = Field(10, ge=0, description="rounds between checkpoints in the run directory; 0: none")
     resume: bool = Field(False, description="go on from the newest checkpoint in run-dir, if there is one")
     durability: str = Field("process", description="client state survives a killed process, or (full) a power cut")
+    faults: str = Field("", description='messages that go wrong: "lose_reply = 0.05, corrupt = 0.01" (docs/faults.md)')
     isolate_rng: bool = Field(False, description="seed Python's, NumPy's and torch's generators around clients' code")
 
     links: str = Field("cellular", description="kind of simulated links (docs/links.md)")
@@ -146,6 +147,7 @@ class RunConfig(BaseModel):
             target_loss=self.target_loss or None,
             stop_at_target=self.stop_at_target,
             durability=self.durability,
+            faults=self.faults,
             isolate_rng=self.isolate_rng,
             on_failure=self.on_failure,
             mirrors=self.mirrors,

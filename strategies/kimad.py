@@ -39,6 +39,7 @@ from strategies.asking import Asking, Stop
 from strategies.checkpoint import Checkpoints
 from strategies.choose import choose
 from strategies.exchange import Answer, Asked, Exchange, message_for
+from strategies.faulty import FaultyExchange
 from strategies.memory import ServerMemory
 from strategies.mirrors import Mirrors
 from strategies.network import Network, Sent
@@ -221,7 +222,7 @@ class Kimad(Strategy):
             names = ", ".join(repr(self.layout.layers[at].name) for at in self.layout.compressed)
             raise ConfigError(f"floors: no compressed array is called like {', '.join(idle)}; there are {names}")
         self.stepper = self.optimizer(flat)
-        self._exchange = Exchange(grid)
+        self._exchange = FaultyExchange(grid, s.fault_plan(), s.seed) if s.faults else Exchange(grid)
         self.roster = Roster(grid, self._exchange, self.sender, self.receiver, self.network)
         done = 0
         if checkpoint is not None:

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from bandwidth import ESTIMATORS
+from bandwidth.faults import FaultPlan
 from compression import Scheme, parse_floors
 from compression.errors import ConfigError, unknown_name
 
@@ -71,6 +72,7 @@ class Settings:
         stop_at_target: whether it stops at either.
         stop_after_s: run-clock seconds after which the run stops; None: never.
         durability: "process" or "full": whether clients fsync their state.
+        faults: shares of messages that go wrong, by a seed (bandwidth/faults.py); "": none.
         isolate_rng: whether global random generators are seeded around the user's code, and put back.
         forget: whether clients delete this run's state at its end.
     """
@@ -115,6 +117,7 @@ class Settings:
     stop_at_target: bool = True
     stop_after_s: float | None = None
     durability: str = "process"
+    faults: str = ""
     isolate_rng: bool = False
     forget: bool = True
 
@@ -147,6 +150,10 @@ class Settings:
         found: list[str] = []
         try:
             self.scheme()
+        except ConfigError as error:
+            found.extend(error.problems)
+        try:
+            self.fault_plan()
         except ConfigError as error:
             found.extend(error.problems)
         names = {
@@ -189,6 +196,14 @@ class Settings:
                 "uses its budget would be late; raise the deadline or lower the time budget"
             )
         return found
+
+    def fault_plan(self) -> FaultPlan:
+        """What goes wrong, as `faults` says.
+
+        Raises:
+            ConfigError: all that is wrong with it.
+        """
+        return FaultPlan.parse(self.faults)
 
 
 def optimizers() -> tuple[str, ...]:
