@@ -23,6 +23,7 @@ from app.table import human_bytes, human_seconds
 from bandwidth import uplink_budget_bytes
 from compression import DOWN, UP, Header, Layout, Slot, compress, dense_bytes_on_wire, tag4
 from compression.randomness import normals
+from protocol.store import most_disk_bytes
 from strategies.allowance import DAY_S
 from strategies.network import SimulatedNetwork
 
@@ -70,7 +71,7 @@ class Plan:
         model_bytes: one download of it; dense_reply_bytes: one uncompressed reply.
         round_s: a round's seconds; dense_round_s: an uncompressed round's, when all are waited for.
         rounds_per_day: of the run.
-        client_disk_bytes: most that a client's state takes: its memory twice while it is replaced, and a pending reply.
+        client_disk_bytes: about the most that a client's state takes: its memory, and the replies that can be undone.
         server_memory_bytes: the model, the sums and one download.
         limit_bytes_per_day: max-bytes-per-day; None: no limit.
     """
@@ -178,6 +179,8 @@ def make_plan(config: RunConfig, arrays: Mapping[str, NDArray[np.generic]], coun
             )
         )
     memory_bytes = sum(layout.layers[i].nbytes for i in layout.compressed)
+    reply_bytes = max(c.message_bytes + int(c.share * memory_bytes) for c in clients)
+    kept = 2 * config.checkpoint_every + 2  # since the older of two checkpoints, and what is under way
     return Plan(
         clients=tuple(clients),
         count=count,
@@ -188,7 +191,7 @@ def make_plan(config: RunConfig, arrays: Mapping[str, NDArray[np.generic]], coun
         round_s=round_s,
         dense_round_s=max(c.dense_reply_s for c in clients),
         rounds_per_day=per_day,
-        client_disk_bytes=2 * memory_bytes + max(c.message_bytes for c in clients) + len(layout.to_json()),
+        client_disk_bytes=most_disk_bytes(layout, reply_bytes, kept),
         server_memory_bytes=8 * layout.compressed_size + 2 * model_bytes,
         limit_bytes_per_day=limit,
     )

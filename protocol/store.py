@@ -55,6 +55,8 @@ _log = logging.getLogger("flwr.kimad")
 _MARK: Final = 16  # bytes at a row's start: number of the last record that moved it, and the boot
 _MOVING: Final = 2**64 - 1
 _SMALLEST_LOG_BYTES: Final = 1 << 16
+_META_BYTES: Final = 400  # about what a record takes beside its blob
+_LEAST_MAPPED_BYTES: Final = 1 << 20
 _GROWTH: Final = 4  # a log is rewritten when it is so many times longer than what is needed of it
 
 
@@ -557,7 +559,7 @@ class Store:
     def _needed_bytes(self) -> int:
         replies = [k.reply for e in self.entries.values() for k in e.kept]
         replies += [e.pending for e in self.entries.values() if e.pending is not None]
-        return sum(r.record.nbytes + 400 for r in replies) + 400 * len(self.entries)
+        return sum(r.record.nbytes + _META_BYTES for r in replies) + _META_BYTES * len(self.entries)
 
     def _write(self, entry: Entry, meta: dict[str, Any], blob: list[Bytes]) -> None:
         meta["client"] = entry.client
@@ -586,7 +588,7 @@ class Store:
         stride = self._stride
         if self._mapped is not None and len(self._mapped) >= rows * stride:
             return self._mapped
-        chunk = max(1, (1 << 20) // stride)
+        chunk = max(1, _LEAST_MAPPED_BYTES // stride)
         try:
             self._mapped = np.asarray(self.fs.array(self._slots_path, -(-rows // chunk) * chunk * stride))
             return self._mapped
@@ -657,6 +659,20 @@ class Store:
             found[name] = tail[at : at + before] if which == 0 else tail[at + before : at + before + after]
             at += before + after
         return found
+
+
+def most_disk_bytes(layout: Layout, reply_bytes: int, kept: int) -> int:
+    """About the most that a node with one client takes on disk, while its log is being rewritten.
+
+    Args:
+        layout: the agreed layout.
+        reply_bytes: of a stored reply: its payload, and what the memory was where it changes it.
+        kept: replies that are kept at a time: those that can be undone, and the pending one.
+    """
+    memory = sum(layout.layers[i].nbytes for i in layout.compressed)
+    needed = kept * (reply_bytes + _META_BYTES) + _META_BYTES + len(layout.to_json())
+    rows = max(memory + 64 * len(layout.compressed), _LEAST_MAPPED_BYTES)
+    return rows + max(_SMALLEST_LOG_BYTES, _GROWTH * needed) + reply_bytes + needed
 
 
 @lru_cache(maxsize=16)

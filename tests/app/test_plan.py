@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.cli import main
+from app.client_app import app as client_app
 from app.config import parse
+from app.experiment import to_record
 from app.plan import make_plan, plan_text
 from app.rundir import read_rows
 from clients.tasks import make_task
+from strategies import InProcessGrid, Kimad, SimulatedNetwork
 from strategies.allowance import DAY_S
 
 CONSTANT = {"links": "constant", "uplink-bps-min": 40_000.0, "uplink-bps-max": 90_000.0, "overhead-s": 0.05}
@@ -37,6 +41,31 @@ def test_the_plan_by_hand() -> None:
     assert plan.values == 38282
     assert 4 * 38282 < plan.model_bytes < 4 * 38282 + 100
     assert not any(c.miss for c in plan.clients)
+
+
+def test_clients_stay_within_the_disk_of_the_plan(tmp_path: Path) -> None:
+    keys = {**CONSTANT, "checkpoint-every": 3, "num-rounds": 25, "evaluate": "none", "local-steps": 1}
+    config = parse(keys)
+    arrays = make_task(config.task, config.train_options()).initial_arrays()
+    most: list[int] = []
+
+    def on_round(row: dict[str, Any], wall: dict[str, Any]) -> None:
+        folders = (tmp_path / "clients").glob("run-*/node-*")
+        most.append(max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders))
+
+    Kimad(
+        config.settings("disk"),
+        SimulatedNetwork(config.link_settings()),
+        on_round=on_round,
+        state_dir=tmp_path / "server",
+    ).start(
+        grid=InProcessGrid.of_partitions(client_app, 2, config.as_dict(), tmp_path / "clients"),
+        initial_arrays=to_record(arrays),
+        num_rounds=config.num_rounds,
+    )
+    planned = make_plan(config, arrays, 2).client_disk_bytes
+    assert len(most) == 25
+    assert 0.3 * planned < max(most) <= planned
 
 
 def test_a_cap_a_day_bounds_the_rounds() -> None:
