@@ -123,10 +123,16 @@ class Cluster:
             process.wait(timeout=10)
 
 
-def kill(pid: int, number: int = signal.SIGKILL) -> bool:
-    """Send a signal; whether the process was there."""
+def kill(pid: int, number: int = signal.SIGKILL, *, group: bool = False) -> bool:
+    """Send a signal; whether the process was there.
+
+    Args:
+        pid: the process.
+        number: of the signal.
+        group: to its children, too, as a service manager does; a ServerApp whose SuperLink is gone lingers else.
+    """
     try:
-        os.kill(pid, number)
+        (os.killpg if group else os.kill)(pid, number)
     except ProcessLookupError:
         return False
     return True

@@ -74,7 +74,7 @@ def run(folder: Path, kills: int, seed: int, *, kinds: tuple[str, ...] = (), lim
     """
     rng = random.Random(seed)
     wanted = list(kinds) or rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=kills)
-    keys = {**KEYS, "num-rounds": str(len(wanted) + 5)}
+    keys = {**KEYS, "num-rounds": str(len(wanted) + 2)}
     here, there = folder / "undisturbed", folder / "disturbed"
     plain = [f"{key}={value.strip(chr(34))}" for key, value in keys.items()]
     assert main(["run", "--clients", str(NODES), "--run-dir", str(here), *plain]) == 0
@@ -99,7 +99,7 @@ def run(folder: Path, kills: int, seed: int, *, kinds: tuple[str, ...] = (), lim
             if wanted and is_time and (found := cluster.processes(wanted[0])):
                 if wanted[0] == "clientapp":
                     time.sleep(rng.uniform(0.0, 2.0))  # anywhere in its life, which is short
-                if kill(rng.choice(found)):
+                if kill(rng.choice(found), group=wanted[0] == "superlink"):
                     killed[wanted.pop(0)] += 1
                     next_s = time.monotonic() + rng.uniform(*PAUSE_S)
             time.sleep(0.05)
