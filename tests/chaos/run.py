@@ -17,7 +17,7 @@ NODES: Final = 3
 WEIGHTS: Final = {"clientapp": 4, "serverapp": 3, "supernode": 2, "superlink": 1}
 PAUSE_S: Final = (0.5, 6.0)  # between kills
 AHEAD: Final = 2  # kills without a round done in between, ...
-PATIENCE_S: Final = 60.0  # ... unless nothing moves for so long
+PATIENCE_S: Final = 180.0  # ... unless nothing moves for so long
 KEYS: Final = {
     "task": '"quadratic"',
     "local-steps": "1",
