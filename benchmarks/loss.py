@@ -123,7 +123,6 @@ def run_one(job: Job) -> Outcome:
     from app.experiment import evaluator, to_record
     from clients.tasks import make_task
 
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
     clients, keys = PROBLEMS[job.problem]
     rounds = job.rounds or keys["num-rounds"]
     config = parse(
@@ -166,6 +165,11 @@ def run_one(job: Job) -> Outcome:
     return Outcome(float(rows[-1]["test_accuracy"]), grid.lost, grid.sent)
 
 
+def _silent() -> None:
+    _quiet()
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # every lost reply would be a line
+
+
 def difference(values: Sequence[float], *, seed: int = 1, draws: int = 20_000) -> tuple[float, float, float]:
     """(mean, ends of its 90 % interval) over seeds drawn with replacement."""
     array = np.array(values)
@@ -182,7 +186,7 @@ def run(names: Sequence[str], seeds: int, processes: int, json_path: Path | None
     under = conditions()
     print("; ".join(f"{name} {value}" for name, value in under.items()), flush=True)
     report: dict[str, Any] = {"conditions": under, "problems": {}}
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _quiet) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _silent) as pool:
         for name in names:
             jobs = [Job(name, arm, seed) for seed in range(1, seeds + 1) for arm in ARMS]
             results = dict(zip(jobs, pool.map(run_one, jobs), strict=True))
