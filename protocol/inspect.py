@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from compression.errors import StateError
-from protocol.filesystem import LOCAL, FileSystem
+from protocol.filesystem import LOCAL
 from protocol.log import newest, scan, whole_records_follow
 from protocol.store import VERSION
 
@@ -53,23 +53,22 @@ def node_states(root: Path, *, verify: bool = False) -> Iterator[NodeState]:
                 yield inspect(folder, verify=verify)
 
 
-def inspect(folder: Path, *, verify: bool = False, fs: FileSystem = LOCAL) -> NodeState:
+def inspect(folder: Path, *, verify: bool = False) -> NodeState:
     """One node's state; nothing is changed.
 
     Args:
         folder: its folder, STATE-DIR/run-EXPERIMENT/node-NAME.
         verify: also read every stored value and compare its checksum.
-        fs: the file system.
     """
-    files = [folder / name for name in fs.names(folder)]
-    nbytes = sum(fs.size(path) or 0 for path in files)
+    files = [folder / name for name in LOCAL.names(folder)]
+    nbytes = sum(LOCAL.size(path) or 0 for path in files)
     clients: set[str] = set()
     problem: str | None = None
-    path = newest(fs, folder)
+    path = newest(LOCAL, folder)
     try:
         in_use = False
-        with fs.lock(folder / "lock"):
-            problem = "no log: nothing was ever committed" if path is None else _check(fs, path, clients, verify=verify)
+        with LOCAL.lock(folder / "lock"):
+            problem = "no log: nothing was ever committed" if path is None else _check(path, clients, verify=verify)
     except StateError:
         in_use = True
     except OSError as error:
@@ -87,29 +86,29 @@ def inspect(folder: Path, *, verify: bool = False, fs: FileSystem = LOCAL) -> No
     )
 
 
-def remove(state: NodeState, fs: FileSystem = LOCAL) -> bool:
+def remove(state: NodeState) -> bool:
     """Remove a node's state, and its run's folder if nothing else is in it; whether nobody was using it."""
     try:
-        with fs.lock(state.folder / "lock"):
-            fs.remove(state.folder)
+        with LOCAL.lock(state.folder / "lock"):
+            LOCAL.remove(state.folder)
     except StateError:
         return False
-    if not fs.names(state.folder.parent):
-        fs.remove(state.folder.parent)
+    if not LOCAL.names(state.folder.parent):
+        LOCAL.remove(state.folder.parent)
     return True
 
 
-def _check(fs: FileSystem, path: Path, clients: set[str], *, verify: bool) -> str | None:
-    size, good = fs.size(path) or 0, 0
-    for record, end in scan(fs, path, size):
+def _check(path: Path, clients: set[str], *, verify: bool) -> str | None:
+    size, good = LOCAL.size(path) or 0, 0
+    for record, end in scan(LOCAL, path, size):
         good = end
         if record.meta.get("kind") == "head" and record.meta["version"] > VERSION:
             return f"of version {record.meta['version']}, this program reads up to {VERSION}: upgrade kimad-fl"
         if "client" in record.meta:
             clients.add(record.meta["client"])
-        if verify and zlib.crc32(fs.read(path, record.offset, record.nbytes)) != record.crc:
+        if verify and zlib.crc32(LOCAL.read(path, record.offset, record.nbytes)) != record.crc:
             return f"record {record.seq} is not what was written: the server will send these memories anew"
-    if good < size and whole_records_follow(fs, path, good):
+    if good < size and whole_records_follow(LOCAL, path, good):
         return f"damaged at byte {good}: the server will send these memories anew"
     if good < size:
         return f"a torn tail of {size - good} bytes, which the next start cuts off"

@@ -31,8 +31,7 @@ class FaultyExchange(Exchange):
         self._numbers = itertools.count()
         self._times: Counter[tuple[str, int]] = Counter()
         self._fates: dict[str, tuple[str, str, int]] = {}
-        self._failed: list[tuple[str, Answer]] = []
-        self._pending: set[str] = set()
+        self._failed: dict[str, Answer] = {}
 
     def push(self, kind: str, messages: Iterable[Message]) -> set[str]:
         """Send messages; those of training meet their fate here or on the way back."""
@@ -47,8 +46,7 @@ class FaultyExchange(Exchange):
             if fate == "lose_request":
                 message_id = f"lost-{next(self._numbers)}"
                 message.metadata.__dict__["_message_id"] = message_id
-                self._failed.append((message_id, self._lost(Asked(kind, message.metadata.dst_node_id), message)))
-                self._pending.add(message_id)
+                self._failed[message_id] = self._lost(Asked(kind, message.metadata.dst_node_id), message)
                 ids.add(message_id)
                 continue
             sent = super().push(kind, [message])
@@ -59,9 +57,8 @@ class FaultyExchange(Exchange):
 
     def poll(self) -> list[Answer]:
         """The replies that are there now, those of lost messages as errors."""
-        failed, self._failed = self._failed, []
-        self._pending.clear()
-        answers = [answer for _, answer in failed]
+        failed, self._failed = self._failed, {}
+        answers = list(failed.values())
         for answer in super().poll():
             fate, client, round_ = self._fates.pop(answer.message.metadata.reply_to_message_id, ("", "", 0))
             if fate == "lose_reply":
@@ -74,7 +71,7 @@ class FaultyExchange(Exchange):
 
     def waits_for(self, ids: set[str]) -> bool:
         """Whether any of these messages is unanswered."""
-        return bool(ids & self._pending) or super().waits_for(ids)
+        return bool(ids & self._failed.keys()) or super().waits_for(ids)
 
     def _lost(self, asked: Asked, message: Message) -> Answer:
         lost = Message(Error(ErrorCode.NODE_UNAVAILABLE, "lost under way (run key faults)"), reply_to=message)

@@ -14,8 +14,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from compression.errors import ConfigError
+from compression.errors import ConfigError, StateError
 from protocol import NodeReply, read_reply, read_request, write_reply
+from protocol.filesystem import LOCAL
 from protocol.messages import outside_of_a_run
 from strategies import InProcessGrid, Kimad, LinkSettings, Settings, SimulatedNetwork
 from tests.apps import SIZE, LeastSquares, cut, grid_of, join, least_squares_app, read, record, settled_memories
@@ -391,3 +392,29 @@ def test_without_a_callback_each_round_is_a_line_in_the_log(tmp_path: Path, capl
     assert "bytes up" in lines[1]
     assert "2 of 2 replies in" in lines[1]
     assert strategy.settings.experiment == "run"
+
+
+def test_a_hello_that_failed_is_said_again_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.roster.HELLO_AGAIN_S", 0.0)
+    run = Run(tmp_path)
+
+    def not_at_first(node: int, count: int, reply: NodeReply) -> NodeReply:
+        return replace(reply, experiment="another") if (node, count) == (2, 0) else reply
+
+    run.grid.tamper = not_at_first
+    run.start(1, timeout=5.0)
+    assert run.rows[0]["accepted"] == ["0", "1", "2"]
+    assert run.strategy.counts == {"foreign": 1}
+
+
+def test_a_second_server_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path / "clients")
+    run.strategy.state_dir = tmp_path / "server"
+    run.strategy.state_dir.mkdir()
+    with LOCAL.lock(tmp_path / "server" / "lock"), pytest.raises(StateError, match="another server is at work"):
+        run.start(1)
+    assert not run.rows
+    run.start(1)
+    assert len(run.rows) == 1
