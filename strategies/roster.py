@@ -170,12 +170,16 @@ class Roster:
     def wait_for_first(self, timeout_s: float) -> None:
         """Wait until all partitions that nodes speak of, and at least min_clients, are known.
 
+        Nodes that are there and owe an answer are waited for to the end of `timeout_s` where there are too few without
+        them: a node first goes through the messages of runs that were killed, which Flower takes minutes to give up.
+
         Raises:
             ConfigError: too few answered in time, or none that can take part.
         """
         least = self.sender.settings.min_clients
         patience_s = min(timeout_s, FIRST_HELLO_S)
-        until_s = time.monotonic() + patience_s
+        began_s = time.monotonic()
+        until_s = began_s + patience_s
         while True:
             self.greet()
             self.take_hellos(self.exchange.poll())
@@ -188,12 +192,16 @@ class Roster:
                     f"none of the {len(self._wrong)} nodes said who it is; node {next(iter(self._wrong))}: "
                     f"{next(iter(self._wrong.values()))}"
                 )
-            if time.monotonic() > until_s:
+            if (now_s := time.monotonic()) > until_s:
                 if len(self.clients) < max(least, 1):
-                    raise ConfigError(
-                        f"{len(self.clients)} clients answered within {patience_s:g} s, expected at least "
-                        f"min-clients = {least}: start more nodes or lower min-clients"
-                    )
+                    owing = self.exchange.unanswered("hello") & set(self.grid.get_node_ids())
+                    text = f"{len(self.clients)} clients answered within {now_s - began_s:.0f} s, expected at least "
+                    text += f"min-clients = {least}"
+                    if not owing or now_s > began_s + timeout_s:
+                        raise ConfigError(f"{text}: start more nodes or lower min-clients")
+                    _log.warning("%s; waiting for %d nodes that are there and have not answered", text, len(owing))
+                    until_s = now_s + patience_s
+                    continue
                 _log.warning("starting with %d of %d clients; others may join later", len(self.clients), expected)
                 break
             time.sleep(0.05)
