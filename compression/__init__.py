@@ -9,6 +9,7 @@ from compression.compressor import (
     dense_bytes_on_wire,
     guaranteed_alpha,
     smallest_bytes,
+    worst_omega,
 )
 from compression.feedback import accumulate, difference, largest_step, move, too_large
 from compression.layout import Layer, Layout
@@ -60,4 +61,5 @@ __all__ = [
     "tag4",
     "too_large",
     "topk_indices",
+    "worst_omega",
 ]

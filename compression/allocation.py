@@ -12,6 +12,8 @@ walks the path with exact sizes.
   least squared error at its total K, whatever the bytes.
 - `knapsack` (the paper's Kimad+) is no path: a dynamic programme over 50 ratios (knapsack.py).
 
+For a seeded support the error is the expected one (`DrawnTable`): K depends on norms, sizes and the budget, never on
+the draw.
 What a path counts is `Sizes.model`: bytes, or values when the budget counts those.
 (algorithms.md, section 4: Kimad, Kimad+; docs/allocation.md compares them.)
 """
@@ -121,6 +123,28 @@ def error_table(x: NDArray[Any]) -> ErrorTable:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnTable:
+    """Expected squared error of a seeded support at every K: the draw is not looked at.
+
+    Args:
+        norm_sq: ||x||^2.
+        unbiased: values are sent times d/K: (d/K - 1) ||x||^2, convex in K; else (1 - K/d) ||x||^2.
+    """
+
+    norm_sq: float
+    unbiased: bool
+
+    def at(self, k: NDArray[Any], d: int) -> NDArray[np.float64]:
+        """Error at each of these K, 1 <= K <= d."""
+        wide = k.astype(np.float64)
+        found: NDArray[np.float64] = self.norm_sq * ((d - wide) / np.maximum(1.0, wide if self.unbiased else d))
+        return found
+
+
+Table = ErrorTable | DrawnTable
+
+
 def with_sample(table: ErrorTable, d: int, largest: NDArray[Any]) -> ErrorTable:
     """The table with a sample for fitted levels: they weigh the largest most, so TOP of them are in it in full.
 
@@ -222,7 +246,7 @@ class _Uniform:
         return _at_ratio(self._sizes, float(np.interp(size, self._totals, self._ratios)))
 
 
-def uniform(sizes: Sizes, tables: Sequence[ErrorTable]) -> Path:
+def uniform(sizes: Sizes, tables: Sequence[Table]) -> Path:
     """Kimad: one ratio for all layers. The tables are not used."""
     return _Uniform(sizes)
 
@@ -242,7 +266,7 @@ def grids(floor: Counts, cap: Counts) -> Counts:
 
 
 class _Hull:
-    def __init__(self, sizes: Sizes, tables: Sequence[ErrorTable]) -> None:
+    def __init__(self, sizes: Sizes, tables: Sequence[Table]) -> None:
         self._first = sizes.floor.copy()
         layers: list[int] = []
         before: list[int] = []
@@ -266,7 +290,7 @@ class _Hull:
                 after.append(high)
                 spent.append(1.0)
                 slopes.append(np.inf)
-            kept = _lower_hull(bytes_.tolist(), table.at(k, int(sizes.d[layer])).tolist())
+            kept = lower_hull(bytes_.tolist(), table.at(k, int(sizes.d[layer])).tolist())
             self.least += float(bytes_[0])
             for a, b in itertools.pairwise(kept):
                 layers.append(layer)
@@ -298,7 +322,7 @@ class _Hull:
         return counts
 
 
-def _lower_hull(sizes: Sequence[float], errors: Sequence[float]) -> list[tuple[int, float, float]]:
+def lower_hull(sizes: Sequence[float], errors: Sequence[float]) -> list[tuple[int, float, float]]:
     """Vertices (position, size, error) of the lower convex hull, from the first point on; sizes ascend."""
     hull: list[tuple[int, float, float]] = []
     for at, (size, error) in enumerate(zip(sizes, errors, strict=True)):
@@ -315,7 +339,7 @@ def _lower_hull(sizes: Sequence[float], errors: Sequence[float]) -> list[tuple[i
     return hull
 
 
-def hull(sizes: Sizes, tables: Sequence[ErrorTable]) -> Path:
+def hull(sizes: Sizes, tables: Sequence[Table]) -> Path:
     """Fast Kimad+: convex hulls of the layers' (bytes, squared error) points, greedy by slope."""
     return _Hull(sizes, tables)
 
@@ -345,7 +369,7 @@ def _points(least: float, most: float) -> list[float]:
     return [least, *(least + np.geomspace(1.0, most - least, 64)).tolist()] if most > least + 1 else [least, most]
 
 
-def global_(sizes: Sizes, tables: Sequence[ErrorTable]) -> Path:
+def global_(sizes: Sizes, tables: Sequence[Table]) -> Path:
     """One threshold for all layers, as far as tables of errors know it.
 
     With a value's squared magnitude as the error that sending it saves, the greedy of slopes per
@@ -403,7 +427,7 @@ class Allocation:
     id: int
     name: str
     tables: bool
-    path: Callable[[Sizes, Sequence[ErrorTable]], Path] | None
+    path: Callable[[Sizes, Sequence[Table]], Path] | None
 
 
 ALLOCATIONS: Registry[Allocation] = Registry("allocation")

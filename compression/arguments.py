@@ -17,10 +17,13 @@ class Parameter:
     Args:
         type: float (a whole number will do), int, bool, str or dict.
         default: its value when it is not given.
+        ladder: whole numbers may be a list, from which one is chosen later, or "auto" for a list that is
+            made later; checked, a list is a tuple in ascending order.
     """
 
     type: type
     default: object
+    ladder: bool = False
 
 
 _WANTED = {float: "a number", int: "a whole number", bool: "true or false", str: "a text in quotes", dict: "a table"}
@@ -73,6 +76,12 @@ def checked(args: Mapping[str, object], parameters: Mapping[str, Parameter], wha
             problems.append(f"unknown parameter {name!r} of {what}: expected {valid}{hint}")
             continue
         want = parameters[name].type
+        if parameters[name].ladder and not isinstance(got, int):
+            rungs = _rungs(got)
+            if rungs is None:
+                problems.append(f'{name} = {got!r} of {what}: expected a whole number, a list of them, or "auto"')
+            values[name] = rungs
+            continue
         value = float(got) if want is float and isinstance(got, int) and not isinstance(got, bool) else got
         if not isinstance(value, want) or (isinstance(value, bool) and want is not bool):
             problems.append(f"{name} = {got!r} of {what}: expected {_WANTED[want]}")
@@ -80,3 +89,12 @@ def checked(args: Mapping[str, object], parameters: Mapping[str, Parameter], wha
     if problems:
         raise ConfigError(problems)
     return values
+
+
+def _rungs(got: object) -> tuple[int, ...] | str | None:
+    """A list of whole numbers, ascending and each once, or "auto"; None: neither."""
+    if got == "auto":
+        return "auto"
+    if not isinstance(got, list) or not got or any(isinstance(v, bool) or not isinstance(v, int) for v in got):
+        return None
+    return tuple(sorted(set(got)))

@@ -17,7 +17,7 @@ from compression.indices import encode_gaps, rice_bytes
 from compression.levels import TOP
 from compression.scheme import Scheme
 from compression.values import BF16, FITTED
-from compression.work import SLACK, Piece, Work, refuse
+from compression.work import SLACK, Piece, SeededWork, Work, refuse
 
 REFILL, REFILLS = 0.005, 6  # share of a budget that zstd must save before the choice is made again, and how often
 PROBED = 2048  # indices of a long stream that say whether zstd is worth its time
@@ -36,7 +36,11 @@ def total_size(works: Sequence[Work], counts: Counts, base: int) -> int:
 
 
 def choose(works: Sequence[Work], sizes: Sizes, base: int, scheme: Scheme, budget_bytes: int) -> tuple[Counts, Sent]:
-    """K of each layer within a budget (the floor when not even that fits), and what is sent."""
+    """K of each layer within a budget (the floor when not even that fits), and what is sent.
+
+    Of a seeded operator, K is a function of norms, sizes and the budget alone: an unbiased one would
+    not be if K depended on the draw.
+    """
 
     def total(counts: Counts) -> int:
         return total_size(works, counts, base)
@@ -61,15 +65,23 @@ def choose(works: Sequence[Work], sizes: Sizes, base: int, scheme: Scheme, budge
     if chosen is al.UNIFORM:
         prepare(even.counts(shifted))
         return _sent_at(works, walked(even)[0])
+    drawn = [work for work in works if isinstance(work, SeededWork)]  # all of them, or none
+    if drawn:
+        if chosen.path is None:
+            counts, fits = _on_grid(works, sizes, scheme, total, budget_bytes)
+        else:
+            counts, fits = walked(chosen.path(sizes, [work.table for work in drawn]))
+        even_counts, even_fits = walked(even)
+        if fits and even_fits and _expected(drawn, even_counts) < _expected(drawn, counts):
+            counts = even_counts
+        return _sent_at(works, counts)
     if chosen.path is None:
         counts, fits = _on_grid(works, sizes, scheme, total, budget_bytes)
     else:
         if tables is None:
             tables = [_table(work) for work in works]
             prepare(np.maximum(chosen.path(sizes, tables).counts(shifted), even.counts(shifted)))
-        if works[0].seed is not None:
-            counts, fits = walked(chosen.path(sizes, tables))
-        elif chosen is al.GLOBAL:
+        if chosen is al.GLOBAL:
             counts, fits = _by_threshold(works, sizes, prepare, walked)
             return _sent_at(works, counts)
         else:
@@ -133,6 +145,10 @@ def short_streams(works: Sequence[Work], sent: Sent, scheme: Scheme) -> dict[int
 
 def _lost(sent: Sent) -> float:
     return math.fsum(piece.error_sq for piece in sent)
+
+
+def _expected(works: Sequence[SeededWork], counts: Counts) -> float:
+    return math.fsum(float(w.expected_sq(counts[i : i + 1])[0]) for i, w in enumerate(works))
 
 
 def _repeats(support: NDArray[np.int64]) -> bool:
@@ -272,8 +288,8 @@ def _on_grid(
 
 def _grid_errors(work: Work, counts: Counts, measure: str) -> NDArray[np.float64]:
     """Error of a layer at each of these K: exact for TopK, expected for a seeded support."""
-    if work.seed is not None:
-        errors = work.norm_sq * (1.0 - counts / max(1, work.d))
+    if isinstance(work, SeededWork):
+        errors = work.expected_sq(counts)
     else:
         table = al.exact_table(work.x)
         if not math.isfinite(float(table[-1])):
@@ -283,8 +299,6 @@ def _grid_errors(work: Work, counts: Counts, measure: str) -> NDArray[np.float64
 
 
 def _table(work: Work) -> ErrorTable:
-    if work.seed is not None:
-        return ErrorTable(np.array([0.0, work.d]), np.array([0.0, work.norm_sq]))
     table = al.error_table(work.x)
     if not math.isfinite(float(table.errors[-1])):
         refuse(work.layer, work.x)

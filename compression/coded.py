@@ -13,7 +13,8 @@ of how an encoder chose them; so sign (the mean magnitude of a block as its norm
 round (the largest magnitude as norm, the nearest level) are read as quant is.
 
 **quant** is Quant_p and QSGD (quantise.py): unbiased with omega. EF21 needs it divided by 1 + omega,
-contractive with alpha = 1/(1 + omega) in expectation; the norms carry the factor.
+contractive with alpha = 1/(1 + omega) in expectation; the norms carry the factor. Several `levels`, or
+several `block`, are a ladder: ladder.py chooses one quantiser for each layer.
 
 **round**: L = the nearest integer to s x/N, N = max|x| of the block. Every coordinate is moved by at most its own
 magnitude, so it is contractive for every x: 1 - alpha <= a/(1 + a), a = (B - 1)/(4 s^2), met by one
@@ -21,7 +22,8 @@ coordinate at N and the others just below N/(2 s) (algorithms.md, section 2).
 
 **sign**: alpha = ||x||_1^2/(B ||x||_2^2) a block, at least 1/B (Karimireddy et al., 2019).
 
-**natural**: stochastic powers of two, unbiased with omega = 1/8; under EF21 the nearest power instead.
+**natural**: stochastic powers of two, unbiased with omega = 1/8; under EF21 the nearest power instead. A value
+beyond the dtype's largest power of two (2**127 in float32) has no power above it, and the unbiased form refuses it.
 
 **lowrank**: the layer as a matrix of its first dimension by all others, M ~ P Q^T with P = the
 orthonormal basis of M M^T M G, G a fresh Gaussian drawn from the key, and Q = M^T P (PowerSGD, Vogels et
@@ -41,8 +43,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compression.arguments import Parameter, arguments, checked
-from compression.errors import ConfigError, WireError
-from compression.frames import read_varint, varint
+from compression.errors import ConfigError, UpdateError, WireError
+from compression.frames import read_varint, varint, varint_bytes
 from compression.layout import Layer
 from compression.level_coding import (
     decode_exponents,
@@ -58,6 +60,7 @@ from compression.level_coding import (
 from compression.quantise import (
     NATURAL_OMEGA,
     NEAREST_ALPHA,
+    Ladder,
     Quantised,
     Quantiser,
     block_norms,
@@ -73,7 +76,7 @@ from compression.quantise import (
 from compression.randomness import normals
 from compression.values import FP16, NATIVE, VALUES, ValueCoding
 
-Arguments = Quantiser | int | None
+Arguments = Quantiser | Ladder | int | None
 Found = tuple[NDArray[np.int64] | None, NDArray[Any]]
 SPARSE_BELOW = 8  # one coordinate in so many is not zero: decoded as positions and values
 
@@ -95,7 +98,7 @@ class Coded:
         make: the arguments, checked by type -> what encode gets.
         encode: (layer, x, made, contractive, key) -> body.
         decode: (body, more may follow; layer) -> ((positions or None for all, values), bytes read).
-        most_bytes: (made, layer) -> no body is longer.
+        most_bytes: (made, layer) -> no body is longer, whatever is drawn.
         alpha: (made, layer) -> contraction factor of the contractive form; of quant and lowrank, in expectation.
         omega: (made, layer) -> variance factor of the unbiased form; None: it has none.
     """
@@ -154,8 +157,10 @@ class _Reader:
 _BLOCK = {"block": Parameter(int, 512), "norms": Parameter(str, "fp16")}
 
 
-def _make_quantiser(args: Mapping[str, Any]) -> Quantiser:
-    return Quantiser(**args)
+def _make_quantiser(args: Mapping[str, Any]) -> Quantiser | Ladder:
+    if isinstance(args["levels"], int) and isinstance(args["block"], int):
+        return Quantiser(**args)
+    return Ladder(**args)
 
 
 def _make_round(args: Mapping[str, Any]) -> Quantiser:
@@ -197,7 +202,8 @@ def _read_levels(data: memoryview, layer: Layer) -> tuple[Found, int]:
 def _levels_bytes(made: Quantiser, layer: Layer) -> int:
     quantiser = _fitting(made, layer)
     norms = norms_bytes(quantiser.blocks(layer.size), quantiser, layer.dtype)
-    return 1 + 3 + 9 + norms + levels_bytes_bound(layer.size, quantiser.levels)
+    head = 1 + varint_bytes(quantiser.levels) + varint_bytes(quantiser.block)
+    return head + norms + levels_bytes_bound(layer.size, quantiser.levels)
 
 
 def _fitting(quantiser: Quantiser, layer: Layer) -> Quantiser:
@@ -270,7 +276,14 @@ def _sign_alpha(made: Quantiser, layer: Layer) -> float:
 
 
 def _natural(layer: Layer, x: NDArray[Any], made: None, contractive: bool, key: Key) -> bytes:
-    powers = nearest_power(x) if contractive else natural(x, seed=key.seed, round_=key.layer, purpose=layer.name)
+    if contractive:
+        powers = nearest_power(x)
+    else:
+        largest = math.ldexp(1.0, exponent_range(layer.dtype)[1])
+        if float(np.abs(x).max(initial=0.0)) > largest:
+            at = int(np.argmax(np.abs(x)))
+            raise UpdateError(layer.name, at, f"{x[at]} has no power of two above it in {layer.dtype}; scale it down")
+        powers = natural(x, seed=key.seed, round_=key.layer, purpose=layer.name)
     mode, stream = encode_exponents(powers)
     return bytes((mode << 4,)) + stream
 
@@ -388,7 +401,12 @@ def _lowrank_alpha(made: int, layer: Layer) -> float:
 
 CODED: Mapping[str, Coded] = {
     "quant": Coded(
-        {"p": Parameter(float, 2.0), "levels": Parameter(int, 1), **_BLOCK},
+        {
+            "p": Parameter(float, 2.0),
+            "levels": Parameter(int, 1, ladder=True),
+            "block": Parameter(int, 512, ladder=True),
+            "norms": _BLOCK["norms"],
+        },
         _make_quantiser,
         _quant,
         _read_levels,

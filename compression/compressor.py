@@ -2,7 +2,8 @@
 
 The budget counts every byte of the payload. A message ends within 1 % below it, unless all
 that is not zero fits, or it is shorter than 4 kB, or an element limit (`ratio`) binds, or the
-allocation is `knapsack`, which knows 50 ratios a layer and nothing between, or every value is sent
+allocation is `knapsack`, which knows 50 ratios a layer and nothing between, or a ladder of quantisers, which is
+chosen by the most bytes that its records can take (ladder.py), or every value is sent
 and a bit more for each would be too much, or zstd shrinks index streams so much that sizes jump: then
 the message with the least error among a few that fit is sent.
 
@@ -21,14 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compression import allocation as al
+from compression import ladder as ld
 from compression.allocation import Counts, Sizes
 from compression.choice import Sent, choose, refilled, send, short_streams, total_size
-from compression.coded import CODED, Key
-from compression.errors import LayoutError, UpdateError
+from compression.coded import CODED, Arguments, Key
+from compression.errors import ConfigError, LayoutError, UpdateError
 from compression.frames import varint_bytes
 from compression.indices import rice_bytes_bound
 from compression.layout import Layer, Layout
-from compression.operators import IDENTITY, QUANT, Operator
+from compression.operators import IDENTITY, QUANT, biased
 from compression.randomness import words
 from compression.scheme import Scheme
 from compression.selection import Buffers
@@ -61,10 +63,11 @@ class Compressed:
         norm_sq: ||x||^2, float64.
         budget_bytes: as given, in the scheme's unit; None means none.
         miss: the smallest legal message, and it is larger than the budget.
-        everything_fits: every non-zero element was sent.
+        everything_fits: every non-zero element was sent; of a ladder, every layer as it is.
         alpha: worst contraction factor over the layers, (1 - delta) alpha(K, d), with
             delta = roundoff**2 of the value coding, measured where levels are fitted; what EF21's
-            step size may rely on.
+            step size may rely on. With contractive = False: 1/(1 + omega), omega the largest over the layers at
+            their K or rung, before the draw: the contraction of C/(1 + omega), not of C.
     """
 
     payload: bytes
@@ -114,10 +117,14 @@ def compress(
 
     Returns:
         The payload is never longer than the budget, unless `miss`: then it is the smallest
-        legal message (K = floor everywhere). Elements that are exactly zero are not sent.
+        legal message (K = floor everywhere; of a ladder, the rungs of least bytes). Elements that are exactly
+        zero are not sent. With contractive = False, E C(x) = x over seeds: K and rung are functions of
+        x, the layout and the budget, never of the draw.
 
     Raises:
-        UpdateError: NaN, Inf, or a wrong shape or dtype, naming the layer and the element.
+        UpdateError: NaN, Inf, a wrong shape or dtype, or a value that its unbiased form cannot write in the
+            layer's dtype, naming the layer and the element.
+        ConfigError: an unbiased operator with a value coding narrower than a layer.
         LayoutError: wrong number of arrays, missing whole layers, or a foreign header.
     """
     layers = _checked(layout, difference)
@@ -130,7 +137,7 @@ def compress(
         if operator.coded and layer.size:
             works.append(CodedWork(layer, x, coding, buffers, scheme, Key(_layer_seed(seed, at), at)))
         elif operator.seeded:
-            works.append(SeededWork(layer, x, coding, buffers, counted, _layer_seed(seed, at)))
+            works.append(SeededWork(layer, x, coding, buffers, counted, _layer_seed(seed, at), not scheme.contractive))
         else:
             works.append(Work(layer, x, coding, buffers, counted))
     base = (
@@ -158,10 +165,17 @@ def compress(
         sent = send(works, counts)
         gaps = short_streams(works, sent, scheme)
     else:
+        if scheme.ladder is not None:
+            coded = [work for work in works if isinstance(work, CodedWork)]
+            empty = sum(work.dense for work in works if not isinstance(work, CodedWork))
+            room = None if budget_bytes is None else budget_bytes - base - empty
+            ld.use(coded, scheme.ladder, _longest(layout), room, even=scheme.allocation == al.UNIFORM.name)
         sent = [work.all() for work in works]
     updates = tuple(piece.update for piece in sent)
     payload = encode(layout, header, _items(layout, works, sent, whole, scheme, gaps), verified=True)
     complete = [not operator.adaptive or work.everything(int(k)) for work, k in zip(works, counts, strict=True)]
+    if scheme.ladder is not None:
+        complete = [not isinstance(work, CodedWork) or work.plain for work in works]
     zeros_between = counted and operator.adaptive
     kept = tuple(int(np.count_nonzero(u.values)) if zeros_between else u.values.size for u in updates)
     size = base + sum(int(k) for k in counts) if counted else len(payload)
@@ -178,8 +192,10 @@ def compress(
         everything_fits=all(complete) and not miss,
         alpha=min(
             (
-                _alpha(work, piece, k, done, operator)
-                for work, piece, k, done in zip(works, sent, kept, complete, strict=True)
+                _alpha(work, piece, k, done, scheme)
+                for work, piece, k, done in zip(
+                    works, sent, kept if scheme.contractive else counts.tolist(), complete, strict=True
+                )
             ),
             default=1.0,
         ),
@@ -197,13 +213,63 @@ def _exceeds(scheme: Scheme, works: Sequence[Work], cap: Counts, base: int, budg
     return total_size(works, cap, base) > budget_bytes
 
 
-def _alpha(work: Work, piece: Piece, k: int, complete: bool, operator: Operator) -> float:
+def _alpha(work: Work, piece: Piece, k: int, complete: bool, scheme: Scheme) -> float:
     """Contraction factor of one layer: of chance in expectation, else as measured or as K says."""
+    operator = scheme.what
+    if not scheme.contractive:
+        if isinstance(work, CodedWork):
+            return 1.0 if work.plain else 1.0 / (1.0 + _omega(work.layer, k, work.made, scheme))
+        return 1.0 if complete else 1.0 / (1.0 + _omega(work.layer, k, None, scheme))
     if isinstance(work, CodedWork):
         if operator is QUANT:
             return CODED[operator.name].alpha(work.made, work.layer)
         return max(0.0, 1.0 - piece.error_sq / piece.norm_sq) if piece.norm_sq > 0 else 1.0
     return _kept_after_rounding(work, piece) * (1.0 if complete else operator.alpha(k, work.d))
+
+
+def _omega(layer: Layer, k: int, made: Arguments, scheme: Scheme) -> float:
+    """Variance factor of a layer at this K, or with these arguments (not a ladder), of an unbiased operator."""
+    operator = scheme.what
+    if not layer.size:
+        return 0.0
+    if operator.coded:
+        of_made = CODED[operator.name].omega
+        assert of_made is not None  # its operator is unbiased
+        return of_made(made, layer)
+    assert operator.omega is not None
+    return operator.omega(k, layer.size)
+
+
+def worst_omega(layout: Layout, scheme: Scheme) -> float:
+    """The largest omega that any round of this scheme can have: E||C(x) - x||^2 <= omega ||x||^2 for each layer.
+
+    For DIANA's memory, alpha = 1/(1 + omega). Of `randk` d/K - 1 at a layer's floor, 0 where that goes dense; of
+    `quant` its own, and of a ladder that of the worst rung that can be chosen; of `natural` 1/8 (larger
+    values than the dtype's largest power of two are refused in a message). The last rounding to the
+    layer's dtype is not counted: 2**-24 of a value in float32.
+
+    Raises:
+        ConfigError: the operator has no unbiased form, or values are narrower than a layer.
+    """
+    operator, ladder = scheme.what, scheme.ladder
+    if not operator.unbiased:
+        raise ConfigError(biased(scheme.operator))
+    worst = 0.0
+    for at in layout.compressed:
+        layer = layout.layers[at]
+        if ladder is not None:
+            worst = max(worst, ld.largest_omega(ladder, layer, _longest(layout)) if layer.size else 0.0)
+            continue
+        k, coding = scheme.floor_of(layer), scheme.coding(layer)
+        if operator.seeded and scheme.unit == "bytes" and not scheme.contractive:
+            k = layer.size if seeded_record_bytes(k, coding) >= dense_record_bytes(layer.size, coding) else k
+        worst = max(worst, _omega(layer, k, scheme.made, scheme))
+    return worst
+
+
+def _longest(layout: Layout) -> int:
+    """Elements of the longest compressed layer."""
+    return max((layout.layers[at].size for at in layout.compressed), default=0)
 
 
 def _kept_after_rounding(work: Work, piece: Piece) -> float:
@@ -224,10 +290,10 @@ def _items(
     operator = scheme.what
     items: list[Item] = [None] * len(layout.layers)
     for number, (at, work, piece) in enumerate(zip(layout.compressed, works, sent, strict=True)):
-        if isinstance(work, CodedWork):
+        if isinstance(work, CodedWork) and not work.plain:
             items[at] = Record(operator, work.coding, piece.update, body=work.body)
             continue
-        if operator.coded:  # an empty layer
+        if operator.coded:  # an empty layer, or a ladder's last rung
             items[at] = Record(IDENTITY, work.coding, piece.update)
             continue
         seed = None if piece.update.indices is None else work.seed
@@ -245,8 +311,11 @@ def guaranteed_alpha(layout: Layout, scheme: Scheme) -> float:
     """The worst contraction factor any round of this scheme can have: K = floor in the largest layer.
 
     Deterministic, known before training; the rounding factor holds for values in the normal
-    range of the coding (bf16: 1.2e-38 to 3.4e38).
+    range of the coding (bf16: 1.2e-38 to 3.4e38). With contractive = False: 1/(1 + worst_omega), the
+    contraction of C/(1 + omega).
     """
+    if not scheme.contractive:
+        return 1.0 / (1.0 + worst_omega(layout, scheme))
     operator = scheme.what
     worst = 1.0
     for at in layout.compressed:
@@ -272,13 +341,16 @@ def smallest_bytes(layout: Layout, header: Header, scheme: Scheme, *, whole: boo
         whole: the layers that travel whole are in this message.
 
     Returns:
-        bytes; the true smallest message depends on the support and may be a few bytes shorter.
+        bytes; the true smallest message depends on the support, or on the levels drawn, and may be shorter.
     """
-    operator = scheme.what
+    operator, ladder = scheme.what, scheme.ladder
     total = header_bytes(header)
     for layer in layout.layers:
         if layer.whole:
             total += whole_record_bytes(layer) if whole else 2
+            continue
+        if ladder is not None and layer.size:
+            total += ld.least_bytes(ladder, layer, _longest(layout))
             continue
         if operator.coded and layer.size:
             total += 1 + CODED[operator.name].most_bytes(scheme.made, layer)

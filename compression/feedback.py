@@ -44,6 +44,26 @@ def too_large(update: LayerUpdate) -> bool:
     return bool(values.size) and not (float(values.max()) <= most and float(values.min()) >= -most)
 
 
+def averaged(v: Memory, u: Memory, eta: float) -> Memory:
+    """EF21-SGDM's average, (1 - eta) v + eta u, each operation rounded in their dtype; shape (d,)."""
+    dtype = v.dtype.type
+    result: Memory = v * dtype(1.0 - eta) + u * dtype(eta)
+    return result
+
+
+def corrected(delta: Memory, e: Memory, eta: float) -> Memory:
+    """What EControl compresses, delta + eta e of delta = u - h, each operation rounded in their dtype; shape (d,)."""
+    result: Memory = delta + e * e.dtype.type(eta)
+    return result
+
+
+def left_over(delta: Memory, e: Memory, update: LayerUpdate) -> Memory:
+    """EControl's error after an update, e + delta - d of delta = u - h; shape (d,)."""
+    result: Memory = e + delta
+    move(result, LayerUpdate(update.indices, -update.values))
+    return result
+
+
 def move(h: Any, update: LayerUpdate, rate: float = 1.0) -> None:
     """Move a memory in place: h[i] = h[i] + rate * v[i] where the update has a value.
 
@@ -70,9 +90,13 @@ def move(h: Any, update: LayerUpdate, rate: float = 1.0) -> None:
         h[update.indices] = h[update.indices] + step
 
 
-def accumulate(total: NDArray[np.float64], update: LayerUpdate, weight: float) -> None:
-    """Add to a server's sum in place: total[i] += weight * v[i], all in float64; shape (d,)."""
-    step = np.float64(weight) * update.values.astype(np.float64)
+def accumulate(total: NDArray[np.float64], update: LayerUpdate, weight: float, rate: float = 1.0) -> None:
+    """Add to a server's sum in place: total[i] += weight * (rate * v[i]); shape (d,).
+
+    rate * v is rounded in the update's dtype, as `move` does it; the rest is in float64.
+    """
+    values = update.values if rate == 1.0 else update.values * update.values.dtype.type(rate)
+    step = np.float64(weight) * values.astype(np.float64)
     if update.indices is None:
         total += step
     else:

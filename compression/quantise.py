@@ -97,6 +97,65 @@ class Quantiser:
         return np.dtype(np.int8 if self.levels <= 127 else np.int16)
 
 
+FINEST_BLOCK, FINEST_BITS = 16, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Quantisers that differ in one argument; which is used is chosen later, for each layer.
+
+    Args:
+        p: of the norm: 1, 2 or inf.
+        levels, block: one of both a tuple of numbers, ascending, or "auto"; the other a number. "auto" levels are
+            2**m - 1 for m = 1 .. 10, which fill m + 1 bits each; "auto" blocks are 16, 32, 64, ... up to
+            the first that holds the longest layer.
+        norms: as in `Quantiser`.
+
+    Raises:
+        ConfigError: all that is wrong.
+    """
+
+    p: float
+    levels: int | tuple[int, ...] | str
+    block: int | tuple[int, ...] | str
+    norms: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.levels, int) and not isinstance(self.block, int):
+            raise ConfigError("levels and block are both ladders: give one of them as a number")
+        problems: list[str] = []
+        for levels, block in self._pairs(1):
+            try:
+                Quantiser(self.p, levels, block, self.norms)
+            except ConfigError as error:
+                problems += [problem for problem in error.problems if problem not in problems]
+        if problems:
+            raise ConfigError(problems)
+
+    def _pairs(self, longest: int) -> list[tuple[int, int]]:
+        levels, blocks = self.levels, self.block
+        if levels == "auto":
+            levels = tuple((1 << m) - 1 for m in range(1, FINEST_BITS + 1))
+        if blocks == "auto":
+            doublings = max(0, (max(1, longest) - 1).bit_length() - (FINEST_BLOCK - 1).bit_length())
+            blocks = tuple(FINEST_BLOCK << j for j in range(doublings + 1))
+        assert not isinstance(levels, str)
+        assert not isinstance(blocks, str)
+        many_levels = (levels,) if isinstance(levels, int) else levels
+        many_blocks = (blocks,) if isinstance(blocks, int) else blocks[::-1]
+        return [(s, b) for s in many_levels for b in many_blocks]
+
+    def rungs(self, longest: int) -> tuple[Quantiser, ...]:
+        """The quantisers for layers of at most this many coordinates, the coarsest first.
+
+        >>> [rung.block for rung in Ladder(2.0, 1, "auto", "fp16").rungs(100)]
+        [128, 64, 32, 16]
+        >>> [rung.levels for rung in Ladder(2.0, (1, 5), 64, "fp16").rungs(100)]
+        [1, 5]
+        """
+        return tuple(Quantiser(self.p, levels, block, self.norms) for levels, block in self._pairs(longest))
+
+
 def quant(p: float, block: int = 512, norms: str = "native") -> Quantiser:
     """Quant_p of DIANA: ternary."""
     return Quantiser(p, 1, block, norms)

@@ -11,13 +11,15 @@ from compression.allocation import ALLOCATIONS
 from compression.coded import Arguments, arguments_of
 from compression.errors import ConfigError, unknown_name
 from compression.layout import Layer, Layout
-from compression.operators import NAMED, OPERATORS, Operator
+from compression.operators import NAMED, OPERATORS, Operator, biased
+from compression.quantise import Ladder
 from compression.values import VALUES, ValueCoding, coding_for
 
 AUTO, NATIVE_NAME = "auto", "native"
 UNITS = ("bytes", "coordinates")
 CODECS = ("auto", "portable")
 ERRORS = ("squared", "plain")
+LADDER_ALLOCATIONS = (al.HULL.name, al.UNIFORM.name)
 Floors = tuple[tuple[str, float], ...]
 
 
@@ -30,19 +32,21 @@ class Scheme:
         allocation: name in `ALLOCATIONS`; used when there is a budget.
         values: name in `VALUES`, "native" (the layer's own width) or "auto": with topk, hull and a
             budget in bytes, the precision of each layer is chosen together with its K (1 to 6
-            bits of fitted levels, or bf16); else bf16, and native for identity. A layer never gets
-            a wider coding than its own dtype.
+            bits of fitted levels, or bf16); else bf16, and native for identity and for all that is
+            unbiased. A layer never gets a wider coding than its own dtype.
         ratio: most that is kept of each layer, in (0, 1]; without a budget, exactly that.
         floor: least K of every non-empty layer (EF21 needs alpha > 0 in each).
         floors: of single layers, as (fnmatch pattern of names, value): a value of 1 or more is a
             count, below 1 a share of the layer. The first pattern that fits wins, else `floor`.
         errors: what knapsack adds up over the layers: "squared" errors, or "plain" norms.
         unit: what a budget counts: "bytes", or "coordinates".
-        operator_args: arguments of a coded operator, such as `p = inf, block = 256` (compression/coded.py).
+        operator_args: arguments of a coded operator, such as `p = inf, block = 256` (compression/coded.py); a
+            ladder of quant, such as `block = "auto"` or `levels = [1, 3, 7]`, lets a budget choose (ladder.py).
         codec: "auto": index streams go through zstd where that makes them smaller and zstandard is
             installed; "portable": the same bytes everywhere, and every peer can read them.
-        contractive: an operator that is unbiased is used in its contractive form, as EF21 needs it:
-            divided by 1 + omega, or without chance; else as it is, as DIANA needs it.
+        contractive: an operator is used in its contractive form, as EF21 needs it: what is unbiased
+            divided by 1 + omega, or without chance; False: in its unbiased form, as DIANA needs it. Then
+            nothing that is chosen (K, rung) depends on the draw, and values are not rounded.
 
     Raises:
         ConfigError: all problems together.
@@ -62,7 +66,8 @@ class Scheme:
 
     def __post_init__(self) -> None:
         problems: list[str] = []
-        for check in (lambda: self.made, lambda: ALLOCATIONS[self.allocation], self._check_values):
+        checks = (lambda: self.made, lambda: ALLOCATIONS[self.allocation], self._check_values, self._check_form)
+        for check in checks:
             try:
                 check()
             except ConfigError as error:
@@ -107,6 +112,12 @@ class Scheme:
             raise ConfigError(f"operator-args = {self.operator_args!r}: operator {name!r} takes none")
         return None
 
+    @property
+    def ladder(self) -> Ladder | None:
+        """The quantisers of which a budget chooses one for each layer; None: there is no such choice."""
+        made = self.made
+        return made if isinstance(made, Ladder) else None
+
     def floor_of(self, layer: Layer) -> int:
         """Least K of a layer."""
         for pattern, value in self.floors:
@@ -118,10 +129,47 @@ class Scheme:
         if self.values not in (AUTO, NATIVE_NAME):
             VALUES[self.values]
 
+    def _check_form(self) -> None:
+        name = NAMED.get(self.operator, (self.operator, ""))[0]
+        if name not in OPERATORS:
+            return  # told already
+        operator = OPERATORS[name]
+        problems = []
+        if not self.contractive:
+            if not operator.unbiased:
+                problems.append(biased(self.operator))
+            elif not operator.coded and self.values in VALUES and VALUES[self.values].itemsize < 4:
+                problems.append(_rounds(self.values))
+        try:
+            ladder = self.ladder
+        except ConfigError:
+            ladder = None  # told already
+        if ladder is not None:
+            what = f"operator-args = {self.operator_args!r}: a ladder"
+            if self.contractive:
+                problems.append(f"{what} needs the unbiased form (DIANA); give one number")
+            if self.allocation in ALLOCATIONS and self.allocation not in LADDER_ALLOCATIONS:
+                problems.append(f"{what} has no allocation {self.allocation!r}: expected hull or uniform")
+            if self.unit == "coordinates":
+                problems.append(f"{what} needs a budget in bytes, got unit = 'coordinates'")
+        if problems:
+            raise ConfigError(problems)
+
     def coding(self, layer: Layer) -> ValueCoding:
-        """How values of this layer are written."""
-        name = self.what.values if self.values == AUTO else self.values
-        return coding_for(name, layer.dtype)
+        """How values of this layer are written.
+
+        Raises:
+            ConfigError: the scheme is unbiased, and the coding narrower than the layer.
+        """
+        auto = self.what.values if self.contractive else NATIVE_NAME
+        coding = coding_for(auto if self.values == AUTO else self.values, layer.dtype)
+        if not self.contractive and not self.what.coded and coding.itemsize < layer.itemsize:
+            raise ConfigError(f"{_rounds(self.values)}; layer {layer.name!r} is {layer.dtype}")
+        return coding
+
+
+def _rounds(values: str) -> str:
+    return f"values = {values!r} rounds, which biases an unbiased operator: expected auto or native"
 
 
 def _floor_problem(pattern: str, value: float) -> str:

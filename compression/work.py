@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from compression.allocation import DrawnTable
 from compression.coded import CODED, Key
 from compression.errors import UpdateError
 from compression.frames import varint_bytes
 from compression.indices import rice_parameter, seeded_support
 from compression.layout import Layer
+from compression.quantise import Quantiser
 from compression.scheme import Scheme
 from compression.selection import Buffers, Candidates, candidates, largest, sum_squares
-from compression.values import ValueCoding
+from compression.values import NATIVE, ValueCoding
 from compression.wire import (
     LayerUpdate,
     dense_record_bytes,
@@ -186,15 +188,27 @@ class Work:
 
 
 class SeededWork(Work):
-    """The same where positions come from a seed and no value is looked at before it is sent."""
+    """The same where positions come from a seed and no value is looked at before it is sent.
 
-    __slots__ = ("seed",)
+    Unbiased: the K values are sent times d/K, computed in float64 and rounded once to the layer's dtype. E C(x) = x
+    holds for a K that is fixed before the draw: no size and no error that K is chosen by may look at the support.
+    A layer that goes dense is sent as it is.
+    """
+
+    __slots__ = ("seed", "unbiased")
 
     def __init__(
-        self, layer: Layer, x: NDArray[Any], coding: ValueCoding, buffers: Buffers, counted: bool, seed: int
+        self,
+        layer: Layer,
+        x: NDArray[Any],
+        coding: ValueCoding,
+        buffers: Buffers,
+        counted: bool,
+        seed: int,
+        unbiased: bool = False,
     ) -> None:
         super().__init__(layer, x, coding, buffers, counted)
-        self.seed = seed
+        self.seed, self.unbiased = seed, unbiased
         self.norm_sq = sum_squares(x)
         if not math.isfinite(self.norm_sq):
             refuse(layer, x)
@@ -224,7 +238,32 @@ class SeededWork(Work):
         exact = self.x[support]
         rest = self.x.copy()
         rest[support] = 0.0
-        return self._piece(k, support, exact, sum_squares(rest))
+        left_sq = sum_squares(rest)
+        if self.unbiased and k:
+            sent = self._times(exact, self.d / k)
+            return self._piece(k, support, sent, left_sq + error_sq_of(exact, sent))
+        return self._piece(k, support, exact, left_sq)
+
+    def _times(self, exact: NDArray[Any], scale: float) -> NDArray[Any]:
+        limit = float(np.finfo(self.x.dtype).max)
+        if math.sqrt(self.norm_sq) * scale > limit:
+            at = int(np.argmax(np.abs(self.x)))  # of all: whether x is refused must not depend on the draw
+            if abs(float(self.x[at])) * scale > limit:
+                raise UpdateError(
+                    self.layer.name, at, f"{self.x[at]} times d/K = {scale:g} is beyond {self.x.dtype}; scale it down"
+                )
+        scaled: NDArray[Any] = np.multiply(exact, scale, dtype=np.float64).astype(self.x.dtype)
+        return scaled
+
+    @property
+    def table(self) -> DrawnTable:
+        """Expected squared error at every K, while the record is not dense."""
+        return DrawnTable(self.norm_sq, self.unbiased)
+
+    def expected_sq(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """E||x - C(x)||^2 at each of these K; shape (n,)."""
+        dense = np.array([self.everything(int(k)) for k in counts], dtype=np.bool_)
+        return np.where(dense, 0.0, self.table.at(counts, self.d))
 
     def everything(self, k: int) -> bool:
         """All elements are sent at K."""
@@ -232,9 +271,12 @@ class SeededWork(Work):
 
 
 class CodedWork(Work):
-    """The same for an operator with a record of its own: there is no K to choose."""
+    """The same for an operator with a record of its own: there is no K to choose.
 
-    __slots__ = ("body", "contractive", "key", "made", "operator")
+    Of a ladder, one quantiser is chosen by `use`; None is the layer as it is.
+    """
+
+    __slots__ = ("body", "contractive", "key", "made", "operator", "plain")
 
     def __init__(
         self, layer: Layer, x: NDArray[Any], coding: ValueCoding, buffers: Buffers, scheme: Scheme, key: Key
@@ -242,9 +284,20 @@ class CodedWork(Work):
         super().__init__(layer, x, coding, buffers, False)
         self.operator, self.made, self.contractive, self.key = scheme.what, scheme.made, scheme.contractive, key
         self.body = b""
+        self.plain = False  # the layer as it is
+
+    def use(self, rung: Quantiser | None) -> None:
+        """Choose a rung of a ladder."""
+        self.plain = rung is None
+        if rung is None:
+            self.write_as(NATIVE[self.layer.dtype])
+        else:
+            self.made = rung
 
     def all(self) -> Piece:
         """The one record there is."""
+        if self.plain:
+            return super().all()
         norm_sq = sum_squares(self.x)
         if not math.isfinite(norm_sq):
             refuse(self.layer, self.x)
