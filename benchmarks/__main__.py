@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import allocation, codec, feedback, loss, operators
+from benchmarks import allocation, codec, feedback, loss, memories, operators
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     five.add_argument("--seeds", type=int, default=10, metavar="N", help="paired runs of each (10)")
     five.add_argument("--processes", type=int, default=2, metavar="N", help="runs at a time (2)")
     five.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
+    six = names.add_parser("memories", help="what the memories cost at both ends: time, disk and RAM, with targets")
+    six.add_argument("--rounds", type=int, default=100, metavar="N", help="take medians of N rounds (100, least 20)")
+    six.add_argument("--folder", type=Path, metavar="PATH", help="where to make the stores (the temporary folder)")
+    six.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     chosen = parser.parse_args(arguments)
     if chosen.name in ("feedback", "loss"):
         known = feedback.PROBLEMS if chosen.name == "feedback" else loss.PROBLEMS
@@ -43,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.name == "loss":
             return loss.run(chosen.problems, max(1, chosen.seeds), max(1, chosen.processes), chosen.json)
         return feedback.run(chosen.problems, max(1, chosen.processes), chosen.json)
+    if chosen.name == "memories":
+        if chosen.rounds < 20:
+            parser.error("--rounds must be at least 20")
+        return memories.run(chosen.rounds, chosen.folder, chosen.json)
     if chosen.repeat < 1:
         parser.error("--repeat must be at least 1")
     if chosen.name == "operators":
