@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from app.rundir import Target
 from clients.tasks import TASKS, TrainOptions
@@ -45,6 +45,13 @@ class RunConfig(BaseModel):
     stop_at_target: bool = Field(True, description="whether it stops there")
     run_dir: str = Field("", description='absolute folder for results; "": ~/.kimad/runs/<run id>')
 
+    method: str = Field("ef21", description="ef21, ef21-sgdm, econtrol, ef-bv, diana or dcgd (docs/methods.md)")
+    memory_rate: str = Field(
+        "auto", description="how fast memories of diana and ef-bv follow: a number, auto, theory or blocks"
+    )
+    estimate_rate: float = Field(0.0, ge=0, le=1, description="nu of ef-bv beside a number as memory-rate; 0: 1")
+    eta: float = Field(0.0, ge=0, le=1, description="eta of ef21-sgdm and econtrol; 0: 0.1")
+    start: str = Field("zero", description="memories begin at zero, or full: with a client's first update, uncut")
     operator: str = Field("topk", description="what cuts a message: topk, randk, quant, ... (docs/operators.md)")
     codec: str = Field("auto", description="auto: zstd on index streams where smaller; portable: never")
     operator_args: str = Field("", description='arguments of quant, round, sign, lowrank: "bits = 4, block = 256"')
@@ -78,7 +85,14 @@ class RunConfig(BaseModel):
     min_clients: int = Field(1, ge=1, description="clients that must be known before the first round")
     weights: str = Field("examples", description="clients weigh by examples or uniform")
     server_optimizer: str = Field("SGD", description="class of torch.optim")
+    server_optimizer_args: str = Field("", description='its further arguments: "momentum = 0.9"')
     server_lr: float = Field(1.0, gt=0, description="its learning rate; SGD at 1.0 is FedAvg's step")
+    server_step: str = Field(
+        "given", description="given: server-lr; theory: what the method's theorem allows (docs/step-sizes.md)"
+    )
+    prox: str = Field("none", description="proximal step: none, l2, l1, elastic-net, box, or module:attr")
+    prox_args: str = Field("", description='its arguments: "l1 = 0.01"')
+    prox_scaling: str = Field("exact", description="its step under momentum: exact, or paper (DIANA as printed)")
     evaluate: str = Field("server", description="server, clients or none")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
     on_failure: str = Field(
@@ -108,6 +122,11 @@ class RunConfig(BaseModel):
     dense_run: bool = Field(True, description="whether a dense run over the same links follows, for comparison")
     dense_local_lr: float = Field(0.5, gt=0, description="its local learning rate")
     dense_time_factor: float = Field(20.0, gt=0, description="it stops at this many times our run's time")
+
+    @field_validator("memory_rate", mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> object:
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
     def settings(self, experiment: str) -> Settings:
         """The strategy's settings of this run."""
@@ -139,8 +158,19 @@ class RunConfig(BaseModel):
             weights=self.weights,
             whole=patterns(self.whole),
             whole_every=self.whole_every,
+            method=self.method,
+            memory_rate=self.memory_rate,
+            estimate_rate=self.estimate_rate or None,
+            eta=self.eta or None,
+            start=self.start,
             server_optimizer=self.server_optimizer,
+            server_optimizer_args=self.server_optimizer_args,
             server_lr=self.server_lr,
+            server_step=self.server_step,
+            prox=self.prox,
+            prox_args=self.prox_args,
+            prox_scaling=self.prox_scaling,
+            update_scale=self.local_lr * self.local_steps,
             evaluate=self.evaluate,
             evaluate_every=self.evaluate_every,
             target_accuracy=None if self.target_loss else self.target_accuracy or None,
@@ -243,6 +273,11 @@ def parse(run_config: Mapping[str, Any]) -> RunConfig:
         problems.append(
             f"run-dir is {config.run_dir!r}: expected an absolute path, because Flower runs the app from a copy; "
             f"try {os.path.abspath(config.run_dir)!r}"
+        )
+    if config.server_step == "theory" and (config.local_steps != 1 or config.batch_size):
+        problems.append(
+            f"server-step is 'theory' with local-steps = {config.local_steps}, batch-size = {config.batch_size}: its "
+            "theorems are for one full gradient a round; set local-steps = 1 and batch-size = 0, or server-step = given"
         )
     if config.resume and not config.run_dir:
         problems.append("resume is true without run-dir: name the folder of the run that is to go on")

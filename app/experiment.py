@@ -73,6 +73,7 @@ def run_experiment(config: RunConfig, grid: Grid, experiment: str, run_dir: RunD
         network,
         on_round=on_round,
         on_clients=task.check,
+        constants=getattr(task, "smoothness", None),
         state_dir=run_dir.path / "server",
         resume=config.resume,
         on_resume=on_resume,

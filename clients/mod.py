@@ -13,7 +13,7 @@ their own words (clients/legacy.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from bandwidth import Estimate, Sample, make_estimator, uplink_budget_bytes
 from bandwidth.estimators import from_dict, to_dict
 from clients.isolation import seeded
 from clients.legacy import instructions, is_legacy, result
+from clients.slots import Sought, sought
 from compression import (
     UP,
     Compressed,
@@ -209,7 +210,10 @@ def _train(turn: _Turn, layout: Layout, entry: Entry, about: Report) -> _Answer:
     about = replace(about, status="update", examples=examples, compute_s=compute_s, budget_bytes=budget)
     try:
         trained = {name: array.numpy() for name, array in _only(content.array_records, "ArrayRecord").items()}
-        compressed = _compress(layout, received, trained, entry, store.h(entry), turn.request, assignment, budget)
+        update, whole = _update(layout, received, trained)
+        found = sought(layout, turn.request, update, store.h(entry), entry.slots)
+        full = turn.request.full_start and entry.accepted is None
+        compressed = _compress(layout, entry, found, whole, turn.request, assignment, None if full else budget, full)
     except (UpdateError, LayoutError) as error:
         return _Answer(replace(about, status="refused", detail=str(error)), metrics=user_metrics)
     about = replace(about, norm_sq=sum(compressed.norm_sq), error_sq=sum(compressed.error_sq))
@@ -220,7 +224,8 @@ def _train(turn: _Turn, layout: Layout, entry: Entry, about: Report) -> _Answer:
         compressed.payload,
         compressed.updates,
         report={"report": numbers, "metrics": user_metrics},
-        slots=_state(turn.context, entry),
+        slots=_state(turn.context, entry) | found.after(compressed.updates),
+        rate=1.0 if full else turn.request.memory_rate,
     )
     return _Answer(about, compressed.payload, user_metrics)
 
@@ -265,22 +270,28 @@ def dense(layout: Layout, blob: bytes | Decoded) -> list[FloatArray]:
     return flat
 
 
-def _compress(
-    layout: Layout,
-    received: Mapping[str, NDArray[np.generic]],
-    trained: Mapping[str, NDArray[np.generic]],
-    entry: Entry,
-    memory: Sequence[FloatArray],
-    request: NodeRequest,
-    assignment: Assignment,
-    budget: int | None,
-) -> Compressed:
-    """C(u - h) of the update u = received - trained, as payload bytes within the budget."""
+def _update(
+    layout: Layout, received: Mapping[str, NDArray[np.generic]], trained: Mapping[str, NDArray[np.generic]]
+) -> tuple[list[FloatArray], dict[str, NDArray[np.generic]]]:
+    """(u = received - trained, flat; the arrays that travel whole)."""
     trained = _in_the_models_width(layout, trained)
     layout.check(trained)
     before, _ = layout.split(received)
     after, whole = layout.split(trained)
-    deltas = [difference(difference(b, a), h) for b, a, h in zip(before, after, memory, strict=True)]
+    return [difference(b, a) for b, a in zip(before, after, strict=True)], whole
+
+
+def _compress(
+    layout: Layout,
+    entry: Entry,
+    found: Sought,
+    whole: Mapping[str, NDArray[np.generic]],
+    request: NodeRequest,
+    assignment: Assignment,
+    budget: int | None,
+    full: bool,
+) -> Compressed:
+    """C of what is to be sent, as payload bytes within the budget; all of it where `full`."""
     header = Header(
         kind=UP,
         layout_digest=layout.digest,
@@ -292,20 +303,25 @@ def _compress(
         parts=assignment.part_count,
         slots=((Slot.H, entry.digest),),
     )
-    scheme = Scheme(
-        operator=request.operator,
-        operator_args=request.operator_args,
-        codec=request.codec,
-        allocation=request.allocation,
-        values=request.values,
-        ratio=request.ratio,
-        floor=request.floor,
-        floors=parse_floors(request.floors),
-        errors=request.errors,
-        unit=request.unit,
+    scheme = (
+        Scheme(operator="identity")
+        if full
+        else Scheme(
+            operator=request.operator,
+            operator_args=request.operator_args,
+            contractive=not request.unbiased,
+            codec=request.codec,
+            allocation=request.allocation,
+            values=request.values,
+            ratio=request.ratio,
+            floor=request.floor,
+            floors=parse_floors(request.floors),
+            errors=request.errors,
+            unit=request.unit,
+        )
     )
     sent_whole = whole if assignment.send_whole else None
-    compressed = compress(layout, header, deltas, sent_whole, scheme, budget, seed=assignment.seed)
+    compressed = compress(layout, header, found.deltas, sent_whole, scheme, budget, seed=assignment.seed)
     for position, update in zip(layout.compressed, compressed.updates, strict=True):
         if too_large(update):
             layer = layout.layers[position]

@@ -22,7 +22,7 @@ from protocol import columns
 
 S = TypeVar("S")
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 MOST_PARTITIONS: Final = 10_000_000
 STYPE: Final = "kimad.v1"  # marks an Array whose data is a blob of the wire format
 
@@ -144,6 +144,11 @@ class NodeRequest:
             (compression.Scheme).
         floors: floors of single layers, as compression.parse_floors reads them.
         estimator: name of the client's own rate estimator.
+        method: what is compressed (clients/slots.py): "ef21", "ef21-sgdm" or "econtrol"; of others, "ef21".
+        eta: of that method.
+        unbiased: whether the operator is used in its unbiased form.
+        memory_rate: how far an accepted reply moves the memory; 1 for EF21, alpha for DIANA.
+        full_start: whether a client's first reply leaves nothing out and moves its memory by all of it.
         isolate_rng: whether the client seeds global random generators around the user's code.
         durability: "process" (a killed process loses nothing) or "full" (nor does a power cut).
         forget: in a settle: delete the state of this experiment.
@@ -167,6 +172,11 @@ class NodeRequest:
     floors: str = ""
     errors: str = "squared"
     unit: str = "bytes"
+    method: str = "ef21"
+    eta: float = 1.0
+    unbiased: bool = False
+    memory_rate: float = 1.0
+    full_start: bool = False
     estimator: str = "last"
     durability: str = "process"
     isolate_rng: bool = False
@@ -309,6 +319,17 @@ _REQUEST_SCALARS: Final[dict[str, type]] = {
     "durability": str,
     "forget": bool,
 }
+_OPTIONAL_SCALARS: Final[dict[str, type]] = {  # written where they are not the default
+    "codec": str,
+    "floors": str,
+    "operator_args": str,
+    "isolate_rng": bool,
+    "method": str,
+    "eta": float,
+    "unbiased": bool,
+    "memory_rate": float,
+    "full_start": bool,
+}
 
 
 def write_request(request: NodeRequest) -> RecordDict:
@@ -318,13 +339,10 @@ def write_request(request: NodeRequest) -> RecordDict:
         head[name] = getattr(request, name)
     if request.ratio is not None:
         head["ratio"] = request.ratio
-    if request.codec != "portable":
-        head["codec"] = request.codec
-    if request.isolate_rng:
-        head["isolate_rng"] = True
-    for name in ("floors", "operator_args"):
-        if text := getattr(request, name):  # Flower cannot count the bytes of an empty text
-            head[name] = text
+    plain = NodeRequest(request.kind, request.experiment, ())
+    for name in _OPTIONAL_SCALARS:
+        if (value := getattr(request, name)) != getattr(plain, name):
+            head[name] = value
     if request.layout_json is not None:
         head["layout"] = request.layout_json
     content = RecordDict({MESSAGE: head, CLIENTS: columns.pack(request.assignments)})
@@ -364,14 +382,11 @@ def read_request(content: RecordDict) -> NodeRequest:
     """
     head = _head(content)
     scalars: dict[str, object] = {name: _scalar(head, name, kind) for name, kind in _REQUEST_SCALARS.items()}
+    scalars |= {name: _scalar(head, name, kind) for name, kind in _OPTIONAL_SCALARS.items() if name in head}
     request = NodeRequest(
         assignments=columns.unpack(Assignment, content.config_records[CLIENTS]),
         model=_unblob(content.array_records[MODEL].get("model"), MODEL) if MODEL in content.array_records else None,
         layout_json=_scalar(head, "layout", str) if "layout" in head else None,
-        floors=_scalar(head, "floors", str) if "floors" in head else "",
-        operator_args=_scalar(head, "operator_args", str) if "operator_args" in head else "",
-        codec=_scalar(head, "codec", str) if "codec" in head else "portable",
-        isolate_rng=_scalar(head, "isolate_rng", bool) if "isolate_rng" in head else False,
         ratio=_scalar(head, "ratio", float) if "ratio" in head else None,
         config=dict(content.config_records.get(CONFIG, ConfigRecord())),  # type: ignore[arg-type]
         memories={c: _unblob(a, MEMORIES) for c, a in content.array_records.get(MEMORIES, ArrayRecord()).items()},

@@ -475,12 +475,12 @@ class Store:
             updates: what they decode to, one a compressed layer.
             report: its report's numbers.
             slots: next generation of every other slot.
-            rate: of the memory's move.
+            rate: of the memory's move; 0: it does not move.
         """
         previous = [
             np.ascontiguousarray(h if u.indices is None else h[u.indices])
             for h, u in zip(self.h(entry), updates, strict=True)
-            if u is not None
+            if u is not None and rate
         ]
         slots = dict(slots or {})
         now = {name: entry.slots.get(name, b"") for name in slots}
@@ -621,6 +621,8 @@ class Store:
         for kind, record, reply in moves:
             if reply is None:
                 row[_MARK:] = np.frombuffer(self._log.read(record), np.uint8)
+                continue
+            if reply.rate == 0.0:
                 continue
             blob = self._blob(reply)
             at = reply.payload_bytes

@@ -40,7 +40,8 @@ from strategies.checkpoint import Checkpoints
 from strategies.choose import choose
 from strategies.exchange import Answer, Asked, Exchange, message_for
 from strategies.faulty import FaultyExchange
-from strategies.memory import ServerMemory
+from strategies.memory import ServerMemory, Taken
+from strategies.methods import Constants, engine, theory_step
 from strategies.mirrors import Mirrors
 from strategies.network import Network, Sent
 from strategies.predict import Rates
@@ -67,6 +68,7 @@ class Kimad(Strategy):
             a line a round goes to Flower's log.
         on_clients: called once, before the first round, with the number of clients expected.
         state_dir: folder of checkpoints and mirrors; None: they are in memory, and a killed run is lost.
+        constants: of the task with so many clients, for server_step = theory.
         resume: go on from the newest checkpoint in state_dir, if there is one.
         on_resume: called before the first round with the number of rounds that are in it.
     """
@@ -78,13 +80,16 @@ class Kimad(Strategy):
         *,
         on_round: OnRound | None = None,
         on_clients: Callable[[int], None] | None = None,
+        constants: Callable[[int], Constants] | None = None,
         state_dir: Path | None = None,
         resume: bool = False,
         on_resume: Callable[[int], None] | None = None,
     ) -> None:
         self.settings, self.network, self.on_round, self.on_clients = settings, network, on_round, on_clients
+        self.constants = constants
         self.state_dir, self.resume, self.on_resume = state_dir, resume, on_resume
         self.incarnation = 1
+        self.server_lr = settings.server_lr
         self.checkpoints: Checkpoints
         self.rates = Rates(settings.estimator, settings.initial_rate_bps)
         self.allowance = Allowance(settings.max_bytes_per_day)
@@ -176,6 +181,8 @@ class Kimad(Strategy):
                 self._check_budget_rate()
                 if self.on_clients is not None:
                     self.on_clients(self.roster.expected())
+                if not done:
+                    self._fix_numbers(self.roster.expected())
                 self._warn_of_budgets()
                 for number in range(done + 1, num_rounds + 1 if not self.over else 0):
                     begun_s = time.perf_counter()
@@ -212,7 +219,7 @@ class Kimad(Strategy):
         elif checkpoint.plain["layout"] != self.layout.digest.hex():
             raise ConfigError(f"resume: the checkpoints in {folder} are of another model; choose another run-dir")
         mirrors = Mirrors(fs, folder / "mirrors", self.layout) if s.mirrors else None
-        self.memory = ServerMemory(self.layout, s.experiment, mirrors)
+        self.memory = ServerMemory(self.layout, s.experiment, mirrors, engine(s, self.layout))
         returns = self.state_dir is not None and s.checkpoint_every > 0
         horizon = self.checkpoints.horizon if returns else None
         self.sender = Sender(s, self.layout, self.memory, self.incarnation, horizon)
@@ -251,7 +258,7 @@ class Kimad(Strategy):
 
     def optimizer(self, flat: Sequence[FloatArray]) -> ServerOptimizer:
         """A fresh server optimiser of these parameters."""
-        return ServerOptimizer(self.settings.server_optimizer, self.settings.server_lr, flat)
+        return self.settings.optimizer(list(flat), self.server_lr)
 
     def _dense_reply_bytes(self, round_: int) -> int:
         """What one reply of a round would take uncompressed on the same wire."""
@@ -271,6 +278,31 @@ class Kimad(Strategy):
             sum(layer.size for layer in self.layout.layers),
             self._dense_reply_bytes(1),
         )
+
+    def _fix_numbers(self, clients: int) -> None:
+        """The method's numbers for so many clients; they stay for the whole run.
+
+        Raises:
+            ConfigError: no step from theory.
+        """
+        s = self.settings
+        self.memory.engine = engine(s, self.layout, clients)
+        if s.server_step == "theory":
+            if self.constants is None:
+                raise ConfigError(
+                    "server-step is 'theory', and the task does not give its constants: add a method smoothness(count) "
+                    "(docs/tasks.md), or give server-lr and server-step = given"
+                )
+            gamma = theory_step(s, self.layout, self.constants(clients))
+            self.server_lr = self.stepper.lr = gamma / s.update_scale
+        e = self.memory.engine
+        if s.method != "ef21" or s.server_step == "theory":
+            _log.info(
+                "%s: memories move by %.6g of a reply, the server by %.6g of the estimate",
+                s.method,
+                e.rate,
+                self.server_lr,
+            )
 
     def _check_budget_rate(self) -> None:
         """Refuse a budget rate that the network does not know.
@@ -468,8 +500,11 @@ class Kimad(Strategy):
             for item in end.late:
                 self.receiver.close(item.client)
             arrived = list(end.on_time)
-        accepted = [(item.reply, content) for item in arrived if (content := self._accept(item.reply)) is not None]
+        in_time = {item.client for item in end.on_time}
+        checked = [(item.reply, self._accept(item.reply, in_time=item.client in in_time)) for item in arrived]
+        accepted = [(reply, taken) for reply, taken in checked if taken is not None]
         current.accepted = [reply.report.client for reply, _ in accepted]
+        estimate = self.memory.take([taken for _, taken in accepted])
         if self.memory.mirrors is not None:
             self.memory.mirrors.flush()
         for client in self.roster.count_absent():
@@ -477,7 +512,7 @@ class Kimad(Strategy):
                 self.receiver.fault("left", f"client {client!r} is gone for {self.settings.leave_after} rounds")
         if not accepted:
             return None, None
-        self._step(accepted)
+        self._step(accepted, estimate)
         current.train_metrics = self._mean_metrics([reply for reply, _ in accepted])
         return _record(self.arrays), MetricRecord(dict(current.train_metrics))
 
@@ -522,22 +557,22 @@ class Kimad(Strategy):
             if not (retry and report.status in ("need-layout", "lost-memory") and known.excluded is None):
                 current.refused[client] = refusals[client]
 
-    def _accept(self, reply: Reply) -> Decoded | None:
+    def _accept(self, reply: Reply, *, in_time: bool) -> Taken | None:
         """Accept one arrived reply; None, counted and logged, if it is refused."""
         client = reply.report.client
         try:
-            return self.receiver.accept(reply)
+            return self.receiver.accept(reply, in_time=in_time)
         except (WireError, ProtocolError) as error:
             kind = error.kind if isinstance(error, ProtocolError) else "bad-payload"
             self.receiver.fault(kind, f"client {client!r}, round {reply.report.round}: {error}")
             self._round.refused[client] = str(error)
             return None
 
-    def _step(self, accepted: Sequence[tuple[Reply, Decoded]]) -> None:
-        """x <- optimiser(x, g = S/W); arrays that travel whole become their senders' mean or maximum."""
+    def _step(self, accepted: Sequence[tuple[Reply, Taken]], estimate: tuple[NDArray[np.float64], ...] | None) -> None:
+        """x <- optimiser(x, g); arrays that travel whole become their senders' mean or maximum."""
         flat, whole = self.layout.split(self.arrays)
-        if self.memory.total_weight > 0:
-            stepped = self.stepper.step(self.memory.mean())
+        if estimate is not None:
+            stepped = self.stepper.step(estimate)
             if all(np.isfinite(part).all() for part in stepped):
                 flat = stepped
             else:
@@ -550,7 +585,8 @@ class Kimad(Strategy):
                 )
         weights = [self.memory.client(reply.report.client).weight or 0.0 for reply, _ in accepted]
         for name in whole:
-            parts = [(w, c.whole[name]) for w, (_, c) in zip(weights, accepted, strict=True) if name in c.whole]
+            contents = [taken.decoded.whole for _, taken in accepted]
+            parts = [(w, of[name]) for w, of in zip(weights, contents, strict=True) if name in of]
             if parts:
                 whole[name] = combine_whole(parts)
         self.arrays = self.layout.join(flat, whole)

@@ -69,10 +69,10 @@ class Mirrors:
         """Bytes on disk."""
         return self._log.nbytes + len(self._bases) * (self.dense_bytes + 100)
 
-    def accept(self, client: str, payload: bytes) -> None:
-        """Take an accepted payload; `flush` writes those of a round at once."""
+    def accept(self, client: str, payload: bytes, rate: float = 1.0) -> None:
+        """Take an accepted payload, which moves the memory at this rate; `flush` writes those of a round at once."""
         self.number += 1
-        self._batch.append(({"client": client, "number": self.number}, [payload]))
+        self._batch.append(({"client": client, "number": self.number, "rate": rate}, [payload]))
 
     def flush(self) -> None:
         """Append what was accepted.
@@ -138,7 +138,7 @@ class Mirrors:
     def _moved(self, client: str, payloads: Sequence[Record]) -> tuple[FloatArray, ...]:
         memory = self._read_base(client)
         for record in payloads:
-            move_all(memory, decode(self.layout, self._log.read(record)).updates)
+            move_all(memory, decode(self.layout, self._log.read(record)).updates, record.meta["rate"])
         return memory
 
     def _places(self) -> list[tuple[int, str]]:
@@ -175,8 +175,8 @@ class Mirrors:
         return tuple(parts)
 
 
-def move_all(memory: Sequence[FloatArray], updates: Sequence[LayerUpdate | None]) -> None:
+def move_all(memory: Sequence[FloatArray], updates: Sequence[LayerUpdate | None], rate: float = 1.0) -> None:
     """Move a memory in place by a decoded message."""
     for h, update in zip(memory, updates, strict=True):
         if update is not None:
-            move(h, update)
+            move(h, update, rate)

@@ -18,7 +18,7 @@ from compression import UP, Decoded, Expect, Header, Layout, Slot, decode, tag4,
 from compression.errors import ProtocolError, WireError
 from compression.wire import largest_bytes
 from protocol import Assignment, Attempt, NodeReply, Report, read_reply
-from strategies.memory import ServerMemory, plain_attempt, read_attempt
+from strategies.memory import ServerMemory, Taken, plain_attempt, read_attempt
 
 Metrics = Mapping[str, int | float | list[int] | list[float]]
 _MOST_TEXT: Final = 2000  # characters of a peer's text in the log
@@ -138,8 +138,8 @@ class Receiver:
             self.close(client)
         return updates, refusals
 
-    def accept(self, reply: Reply) -> Decoded:
-        """Check one arrived reply and move the sums by it; callers go in client order.
+    def accept(self, reply: Reply, *, in_time: bool = True) -> Taken:
+        """Check one arrived reply; after this its attempt is closed, and the memories are to be moved by it.
 
         Raises:
             WireError: its payload is not a legal message.
@@ -154,8 +154,7 @@ class Receiver:
         self._check(reply.content.header, attempt)
         if any(update is not None and too_large(update) for update in reply.content.updates):
             raise ProtocolError("enormous", "the payload has values so large that sums with them would overflow")
-        self.memory.accept(attempt, reply.payload, reply.content, self._weight(reply.report))
-        return reply.content
+        return Taken(attempt, reply.payload, reply.content, self._weight(reply.report), in_time)
 
     def _weight(self, report: Report) -> float:
         """A client's weight; it matters at its first accepted reply only."""

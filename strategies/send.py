@@ -14,6 +14,7 @@ from compression.frames import can_read_frames
 from compression.randomness import derived_seed
 from protocol import Assignment, Attempt, NodeRequest
 from strategies.memory import ServerMemory
+from strategies.methods import DEFAULT_ETA, METHODS
 from strategies.network import Network
 from strategies.predict import Rates
 from strategies.settings import Settings
@@ -146,6 +147,11 @@ class Sender:
             floors=s.floors,
             errors=s.errors,
             unit=s.unit,
+            method=s.method if METHODS[s.method].slot else "ef21",
+            eta=(DEFAULT_ETA if s.eta is None else s.eta) if METHODS[s.method].slot else 1.0,
+            unbiased=s.unbiased,
+            memory_rate=self.memory.engine.rate,
+            full_start=self.memory.engine.full_start,
             estimator=s.estimator,
             durability=s.durability,
             isolate_rng=s.isolate_rng,

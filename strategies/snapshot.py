@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bandwidth import Arrival, Sample
+from compression.errors import ConfigError
 from protocol import Report
 from strategies.checkpoint import Checkpoint
+from strategies.methods import Engine
 from strategies.network import Arrived
 from strategies.receive import Reply
 
@@ -38,7 +40,9 @@ def take(run: Kimad, number: int) -> Checkpoint:
         "names": list(run.arrays),
         "memory": run.memory.state(),
         "mirrors": run.memory.mirrors.number if run.memory.mirrors is not None else None,
+        "engine": asdict(run.memory.engine),
         "optimizer": optimizer,
+        "server_lr": run.server_lr,
         "rates": run.rates.state(),
         "allowance": run.allowance.state(),
         "receiver": run.receiver.state(),
@@ -55,13 +59,22 @@ def restore(run: Kimad, checkpoint: Checkpoint) -> None:
 
     Raises:
         StateError: the mirrors on disk do not reach this checkpoint.
+        ConfigError: the run had another method, or another operator, with which memories move differently.
     """
     plain, arrays = checkpoint.plain, checkpoint.arrays
+    saved, now = Engine(**plain["engine"]), run.memory.engine
+    if replace(saved, gain=now.gain) != now:  # the gain is the server's own
+        raise ConfigError(
+            f"resume: memories moved by {saved} and would by {now}, and both ends' copies would part; give method, "
+            "memory-rate, start and the operator as they were, or another run-dir"
+        )
+    run.memory.engine = saved
     run.arrays = {name: arrays[f"model/{name}"].copy() for name in plain["names"]}
     sums = tuple(arrays[f"sum/{at}"].astype(np.float64) for at in range(len(run.memory.sums)))
     run.memory.restore(plain["memory"], sums)
     if run.memory.mirrors is not None and plain["mirrors"] is not None:
         run.memory.mirrors.rewind(plain["mirrors"])
+    run.server_lr = plain["server_lr"]
     flat, _ = run.layout.split(run.arrays)
     run.stepper = run.optimizer(flat)
     run.stepper.restore(plain["optimizer"], _under(arrays, "optimizer/"))

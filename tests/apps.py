@@ -29,9 +29,9 @@ class LeastSquares:
     b: tuple[Floats, ...]
 
     @classmethod
-    def make(cls, clients: int, seed: int = 0, rows: int = 40) -> LeastSquares:
+    def make(cls, clients: int, seed: int = 0, rows: int = 40, spread: float = 1.0) -> LeastSquares:
         rng = np.random.default_rng(seed)
-        scale = np.exp(rng.normal(size=(clients, 1, SIZE)))  # heterogeneous clients
+        scale = np.exp(spread * rng.normal(size=(clients, 1, SIZE)))  # heterogeneous clients
         a = rng.normal(size=(clients, rows, SIZE)) * scale
         b = rng.normal(size=(clients, rows)) * 3
         return cls(tuple(a), tuple(b))

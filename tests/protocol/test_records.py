@@ -160,7 +160,7 @@ def broken(content: RecordDict, key: str, **changes: object) -> RecordDict:
 @pytest.mark.parametrize(
     ("record", "changes", "kind"),
     [
-        (MESSAGE, {"version": 2}, "version"),
+        (MESSAGE, {"version": 3}, "version"),
         (MESSAGE, {"version": None}, "version"),
         (MESSAGE, {"experiment": 3}, "bad-record"),
         (CLIENTS, {"n": 0}, "bad-record"),

@@ -200,7 +200,9 @@ class Attack:
         for client in taken:
             receiver.open(current.asked[client].attempt)
             s.allowance.spend(client, len(current.replies[client].payload), current.start_s)
-            accepted = s._accept(current.replies[client]) is not None
+            reply = s._accept(current.replies[client], in_time=True)
+            accepted = reply is not None
+            memory.take([] if reply is None else [reply])
             receiver.close(client)
         after = memory.state()
         if accepted:
